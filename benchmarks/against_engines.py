@@ -10,27 +10,19 @@ milliseconds per token of each configuration, and ratios with 95% intervals over
         --engine-target exports/target --engine-draft exports/draft \
         --target MODEL --draft DRAFT --prompts FILE
 
-For llama-server, export GGUF files (`--to llamacpp`). For OpenVINO GenAI, `--program` is the Python
-interpreter of an environment with OpenVINO:
-
-    pip install torch openvino-genai==2026.4.1 optimum-intel==2.2.0; pip uninstall torchvision
-    optimum-cli export openvino -m exports/target --task text-generation-with-past \
-        --weight-format fp16 openvino/target
+For llama-server, export GGUF files (`--to llamacpp`).
 """
 
 from __future__ import annotations
 
-import json
-import subprocess
 import time
 from contextlib import ExitStack
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from paceline.core.sampling import SamplingParams
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.engines.commands import EngineChoice
-from paceline.engines.contract import Capacity, Drafting, Request, Setup
+from paceline.engines.contract import Drafting, Request, Setup
 from paceline.engines.process import started
 from paceline.progress import silent
 from pairing import pair_parser, ratio, served_pair, show
@@ -80,47 +72,15 @@ def served(engine: Engine, counted: list[tuple[int, int]] | None = None) -> Gene
     return generate
 
 
-class OpenVino:
-    """OpenVINO GenAI in a separate process, with JSON lines as its protocol."""
-
-    def __init__(self, python: str, target: str, draft: str | None, gamma: int) -> None:
-        script = str(Path(__file__).with_name("openvino_worker.py"))
-        arguments = [target, str(gamma), *([draft] if draft else [])]
-        self._process = subprocess.Popen(
-            [python, script, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        self.version = self._read()["version"]
-
-    def __call__(self, prompt: list[int], count: int) -> Timing:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"prompt": prompt, "count": count}) + "\n")
-        self._process.stdin.flush()
-        answer = self._read()
-        return answer["seconds"], answer["count"]
-
-    def _read(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        return json.loads(self._process.stdout.readline())
-
-    def close(self) -> None:
-        self._process.terminate()
-        self._process.wait()
-
-
 def start_engine(options: argparse.Namespace, stack: ExitStack) -> tuple[str, list[Generate]]:
     """Name and version of the engine; its target alone, and with the draft."""
     target, draft, gamma = options.engine_target, options.engine_draft, options.gamma
-    if options.engine == "openvino":
-        workers = [OpenVino(options.program, target, one, gamma) for one in (None, draft)]
-        for worker in workers:
-            stack.callback(worker.close)
-        return f"OpenVINO GenAI {workers[0].version}", [*workers]
     choice = EngineChoice(
         engine=options.engine, program=options.program, options=tuple(options.option)
     )
-    capacity = Capacity(options.prompt_tokens + options.new_tokens + gamma + 1)
+    length = options.prompt_tokens + options.new_tokens + gamma + 1
     engines = [
-        stack.enter_context(started(choice, Setup(target, one, capacity, options.dtype), silent))
+        stack.enter_context(started(choice, Setup(target, one, length, options.dtype), silent))
         for one in (None, Drafting(draft, gamma))
     ]
     return f"{options.engine} {engines[0].version}", [served(engine) for engine in engines]
@@ -128,7 +88,7 @@ def start_engine(options: argparse.Namespace, stack: ExitStack) -> tuple[str, li
 
 def main() -> None:
     parser = pair_parser(__doc__)
-    parser.add_argument("--engine", required=True, choices=["vllm", "llamacpp", "openvino"])
+    parser.add_argument("--engine", required=True, choices=["vllm", "llamacpp"])
     parser.add_argument("--program", required=True)
     parser.add_argument("--engine-target", required=True)
     parser.add_argument("--engine-draft", required=True)

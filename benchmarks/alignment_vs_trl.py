@@ -29,7 +29,6 @@ import torch
 from paceline.core.sampling import SamplingParams
 from paceline.data import read_prompts
 from paceline.data.collate import TokenRow
-from paceline.data.examples import Example
 from paceline.data.sources import ExampleStream, SampledText
 from paceline.models import load_model
 from paceline.models.loading import load_tokenizer
@@ -180,7 +179,9 @@ def loaded(options: argparse.Namespace, texts: Texts) -> Ours:
         return Ours(stepper, fixed_batches(texts, options.batch))
     draft, target = stepper.model, stepper.target
     assert target is not None, "it was loaded"
-    examples = [Example([*prompt, *rest], len(prompt), len(prompt), "") for prompt, rest in texts]
+    examples = [
+        TokenRow([*prompt, *rest], n := len(prompt), prompt_length=n) for prompt, rest in texts
+    ]
     source = SampledText(
         ExampleStream(examples, options.batch, seed=0),
         training_writer(draft),

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
-from paceline.decode.text import start_texts
+from paceline.decode.text import Text
 from pairing import pair_parser, ratio, served_pair, show
 
 if TYPE_CHECKING:
@@ -35,14 +35,11 @@ def decode(
     decoder: Decoder, prompts: Sequence[list[int]], seeds: Sequence[int], num_blocks: int
 ) -> tuple[list[float], int, set[int]]:
     """Seconds of each block of all rows, total number of tokens, and distinct tokens per block."""
-    texts = start_texts(
-        prompts,
-        max_new_tokens=(num_blocks + 1) * 9,  # enough for gamma 8
-        seed=seeds,
-        stops=(),
-        max_length=None,
-        vocab_size=decoder.vocab_size,
-    )
+    budget = (num_blocks + 1) * 9  # enough for gamma 8
+    texts = [
+        Text(prompt, budget, (), seed, cut=False, context=prompt)
+        for prompt, seed in zip(prompts, seeds, strict=True)
+    ]
     blocks = decoder.blocks(texts)
     for _ in range(len(texts)):
         next(blocks)  # prefill yields the first token

@@ -406,7 +406,7 @@ def report_trained(options: argparse.Namespace, results: Results, folder: Path) 
         results.add("train", "acceptance", acceptance.value, str(acceptance), **at)
         assert found.requests is not None, "requests are timed by default"
         gamma = gamma_of(found.requests)
-        for name in ("cost_ratio", "block_efficiency", "speedup", "measured_over_predicted"):
+        for name in ("cost_ratio", "block_efficiency", "speedup", "engine_efficiency"):
             value = value_of(found.requests, name)
             assert value is not None, "a row of requests has it"
             results.add("train", name, value, gamma=gamma, **at)

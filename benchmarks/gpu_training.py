@@ -20,7 +20,6 @@ from transformers import PreTrainedTokenizerFast
 from alignment_vs_trl import Ours, fixed_batches, rates_in_turns
 from paceline.data.collate import TokenRow
 from paceline.models import wrap_model
-from paceline.models.silence import quiet
 from paceline.train import AlignConfig
 from paceline.train.loss import StepPlan
 from paceline.train.step import Stepper
@@ -130,7 +129,7 @@ def report_trl(pair: Pair, options: argparse.Namespace, results: Results) -> Non
     # TRL gives a model another forward, and the copy leaves the target as it is
     models = copy.copy(target.hf), _student(draft).hf
     try:
-        with quiet(), warnings.catch_warnings():
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             rates = rates_in_turns(models, _tokenizer(), steps, texts, our_step)
     finally:  # else accelerate would keep TRL's mixed precision for what follows

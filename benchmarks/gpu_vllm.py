@@ -16,10 +16,9 @@ import torch
 from against_engines import GREEDY, METHODS, interleaved, ours, ratios, served
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.engines.commands import EngineChoice
-from paceline.engines.contract import Capacity, Drafting, Setup
+from paceline.engines.contract import Drafting, Setup
 from paceline.engines.process import started
 from paceline.errors import EngineError
-from paceline.models.silence import quiet
 from paceline.progress import silent
 from pairing import made_prompts, show
 
@@ -92,15 +91,14 @@ def start_vllm(
     choice = EngineChoice(
         engine="vllm", program=find_vllm(options.vllm), options=setting, start_seconds=300
     )
-    capacity = Capacity(64 + options.new_tokens + options.gamma + 1)
+    length = 64 + options.new_tokens + options.gamma + 1
     paths = [str(folder / role) for role in ("target", "draft")]
-    with quiet():
-        for model, path in zip(pair.plain, paths, strict=True):
-            assert model is not None, "as in report_vllm"
-            model.hf.save_pretrained(path)
+    for model, path in zip(pair.plain, paths, strict=True):
+        assert model is not None, "as in report_vllm"
+        model.hf.save_pretrained(path)
 
     def start(drafting: Drafting | None) -> Engine:
-        setup = Setup(paths[0], drafting, capacity, "bfloat16", gpu)
+        setup = Setup(paths[0], drafting, length, "bfloat16", gpu)
         return stack.enter_context(started(choice, setup, silent))
 
     free = 0 if gpu is None else torch.cuda.mem_get_info(gpu)[0]

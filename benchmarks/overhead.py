@@ -37,18 +37,15 @@ def main() -> None:
         sampling = SamplingParams(temperature=temperature)
         print(f"temperature {temperature:g}")
         for gamma in options.gammas:
-            timer = PassTimer(target, draft, text, [gamma], sampling)
+            costs = PassTimer(target, draft, text, [gamma], sampling).run(len(prompts))
             times = time_pairs(
                 AutoregressiveDecoder(target, sampling=sampling),
                 SpeculativeDecoder(target, draft, gamma=gamma, sampling=sampling),
                 prompts,
                 max_new_tokens=options.new_tokens,
                 seed=0,
-                num_repeats=1,
                 progress=silent,
-                between=timer.time_once,
             )
-            costs = timer.costs()
             row = Row(
                 population="prompts",
                 units=tuple(range(len(prompts))),

@@ -31,7 +31,7 @@ PACELINE = str(Path(sys.executable).parent / "paceline")
 CHAT = ".cache/SmolLM2-135M-Instruct.Q4_1.gguf"
 SHARED = [PAPERS / name for name in ("garden.py", "spelling.py", "tuning.py")]
 START = "--layers 0,1,2,29 --set hidden_size=288 --set intermediate_size=1024 --set num_heads=6"
-START += " --set num_key_value_heads=2 --vocabulary 12288 --no-time"
+START += " --set num_key_value_heads=2 --vocabulary 12288"
 PACKAGES = ("torch", "transformers", "numpy", "datasets", "pandas")
 
 

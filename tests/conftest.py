@@ -5,6 +5,10 @@ import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before huggingface_hub is imported
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# as the command line sets them
+os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+os.environ.setdefault("HF_HUB_VERBOSITY", "critical")
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "critical")
 # tiny models gain nothing from threads, and threads that wait for each other cost minutes
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 

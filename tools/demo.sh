@@ -28,7 +28,7 @@ fi
 if ! test -e "$out/draft-before"; then
     step "Create a draft from layers of the target"
     paceline draft --target "$target" --layers "${LAYERS:-0,1,2,29}" --out "$out/draft-before" \
-        --vocabulary 12288 --text "$out/data/train.jsonl" --no-time
+        --vocabulary 12288 --text "$out/data/train.jsonl"
 fi
 # a weak draft shows on few texts; the final figures need narrow intervals
 for t in 1 0; do measured before $t "$out/draft-before" 32 8; done

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import json
 import posixpath
 import re
@@ -16,13 +17,10 @@ import typer.main
 from mkdocs.structure.files import File
 
 import paceline
-from paceline.cli.decode import DECODE
+from paceline.cli.command import COMMANDS, Command
 from paceline.cli.defaults import default_text, literals, meaning_of, variants_of
 from paceline.cli.main import app, schema_of
-from paceline.cli.make import MAKE
-from paceline.cli.measure import MEASURE
 from paceline.cli.options import SCHEMAS, Setting, settings_of
-from paceline.cli.other import OTHER
 from paceline.config import fields_of, models_in
 
 if TYPE_CHECKING:
@@ -32,11 +30,8 @@ if TYPE_CHECKING:
     from mkdocs.structure.files import Files
     from mkdocs.structure.pages import Page
 
-    from paceline.cli.command import Command
-
 ROOT = Path(__file__).parents[1]
 BESIDE = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")  # pages of the site, outside docs/
-GROUPS = (MAKE, MEASURE, DECODE, OTHER)
 KEYS = "reference/keys.md"
 NOTEBOOK = ROOT / "docs/tutorial_python.ipynb"
 _OPTION = r"--[a-z][a-z-]*(?: (?:\d+|[\w./]*[/=][\w./=]*\w))?"
@@ -48,7 +43,7 @@ def on_config(config: MkDocsConfig) -> None:
     for tab in config.nav or ():
         for item in tab.get("Reference", ()):
             if "Commands" in item:
-                item["Commands"] += [{name: page_of(name)} for name in commands()]
+                item["Commands"] += [{name: page_of(name)} for name in COMMANDS]
 
 
 def on_files(files: Files, config: MkDocsConfig) -> None:
@@ -56,7 +51,7 @@ def on_files(files: Files, config: MkDocsConfig) -> None:
     for name in BESIDE:
         files.append(File.generated(config, name, abs_src_path=str(ROOT / name)))
     files.append(File.generated(config, "tutorial_python.md", content=notebook_page(NOTEBOOK)))
-    for name, command in commands().items():
+    for name, command in COMMANDS.items():
         files.append(File.generated(config, page_of(name), content=command_page(command)))
 
 
@@ -112,11 +107,6 @@ def inline_drawing(image: re.Match[str]) -> str:
     return f"<div>\n{drawing}</div>"  # Markdown knows no svg, and leaves the content of a div alone
 
 
-def commands() -> dict[str, Command]:
-    """All commands by name."""
-    return {command.name: command for group in GROUPS for command in group.commands}
-
-
 def page_of(command: str) -> str:
     """The path of a command's page."""
     return f"reference/commands/{command}.md"
@@ -125,9 +115,9 @@ def page_of(command: str) -> str:
 def list_of_commands() -> str:
     """The commands of each group with the first sentence of their help."""
     lines: list[str] = []
-    for group in GROUPS:
-        lines.append(f"\n## {group.panel}\n")
-        for command in group.commands:
+    for panel, group in itertools.groupby(COMMANDS.values(), lambda one: one.rich_help_panel):
+        lines.append(f"\n## {panel}\n")
+        for command in group:
             link = posixpath.relpath(page_of(command.name), "reference")
             first = command.help.split("\n")[0]
             lines.append(f"[`paceline {command.name}`]({link})\n:   {text_of(first)}\n")
@@ -151,8 +141,8 @@ def command_page(command: Command) -> str:
     lines = [f"# paceline {command.name}\n", text_of(command.help), f"\n```\n{usage}\n```\n"]
     set_by: set[str] = set()
     for option, schema in command.schemas.items():
-        cls = schema_of(command.name + option.replace(" --", "-"))
-        lines += [f"## Settings{f' with `{option.strip()}`' if option else ''}\n"]
+        cls = schema_of(f"{command.name}-{option}".rstrip("-"))
+        lines += [f"## Settings{f' with `--{option}`' if option else ''}\n"]
         lines += [f"Keys of a file (`{cls.__name__}`), and the options that set them.\n"]
         settings = settings_of(schema)
         lines += settings_list(cls, settings)

@@ -62,10 +62,3 @@ def cached_directory(kind: str, name: str, fill: Callable[[Path], None]) -> Path
             with atomic_directory(entry) as scratch:
                 fill(scratch)
     return entry
-
-
-def is_cached(kind: str, name: str) -> bool:
-    """Whether `cached_directory` would find this entry."""
-    with suppress(StorageError):
-        return (cache_directory(kind) / name).exists()
-    return False

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import json
 import re
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -11,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import yaml
 from pydantic import ValidationError
 
-from paceline.errors import ConfigError, PacelineError, first_line
+from paceline.errors import ConfigError
 from paceline.permissions import Origin, check_consent
 from paceline.places import shipped
 from paceline.strict_models import HomePath as HomePath
@@ -24,21 +22,10 @@ from paceline.strict_models import models_in as models_in
 from paceline.strict_models import shown as shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
 
-_KEYS_OF_A_TEXT = frozenset(
-    [
-        "split",
-        "subset",
-        "prompt_field",
-        "completion_field",
-        "limit",
-        "tools",
-        "chat_template_kwargs",
-    ]
-)
 _TAG = "tag:yaml.org,2002:"
 _SHOWN = 200  # characters of a key or a problem
 
@@ -139,23 +126,6 @@ def read_json(path: Path, advice: str = "run the command again") -> Any:
         raise ConfigError(f"{path} is not JSON ({error}); {advice}") from None
 
 
-@contextlib.contextmanager
-def as_written(path: Path) -> Generator[None]:
-    """Turn what Python raises for values that no command writes into a one-line ConfigError.
-
-    For code that makes something of what is in files, and of nothing else.
-    """
-    try:
-        yield
-    except (PacelineError, ImportError, MemoryError):
-        raise
-    except Exception as error:
-        fault = f"{type(error).__name__}: {first_line(error)}"
-        raise ConfigError(
-            f"{path} holds values that Paceline does not write ({fault}); run the command again"
-        ) from error
-
-
 def read_json_mapping(path: Path) -> dict[str, Any]:
     """Read a JSON object that Paceline wrote; raises ConfigError."""
     found = read_json(path)
@@ -192,8 +162,6 @@ def parse_yaml(text: str, source: str, advice: str = "correct it") -> Any:
     """
     try:
         return yaml.load(text, _Loader)
-    except _RefusedError as error:
-        raise ConfigError(f"{source}: {error}") from None
     except Exception as error:  # values such as 2024-13-01 and !!bool x raise whatever Python does
         # the error's own text quotes the file, which may hold a password
         mark = getattr(error, "problem_mark", None)
@@ -204,24 +172,19 @@ def parse_yaml(text: str, source: str, advice: str = "correct it") -> Any:
         raise ConfigError(f"{source} is not valid YAML ({problem}{place}); {advice}") from None
 
 
-class _RefusedError(yaml.YAMLError):
-    """YAML that is valid but not read, with a line of its own."""
-
-
 class _Loader(yaml.SafeLoader):
     """Safe loader that rejects repeated keys."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        lines: dict[str, int] = {}
+        keys: set[str] = set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.tag != f"{_TAG}merge":
-                line = key.start_mark.line + 1
-                if key.value in lines:
-                    raise _RefusedError(
-                        f"the key {key.value[:_SHOWN]} is given twice, in line "
-                        f"{lines[key.value]} and in line {line}; keep one"
+                if key.value in keys:
+                    raise yaml.MarkedYAMLError(
+                        problem=f"the key {key.value[:_SHOWN]} is given twice",
+                        problem_mark=key.start_mark,
                     )
-                lines[key.value] = line
+                keys.add(key.value)
                 if key.tag == f"{_TAG}float":
                     key.tag = f"{_TAG}str"  # a name, such as that of a learning rate
         return super().construct_mapping(node, deep)
@@ -262,21 +225,18 @@ def read_value(text: str, source: str) -> Any:
 def set_key(values: dict[str, Any], keys: Sequence[str], value: Any, source: str) -> None:
     """Set a value in nested mappings; missing ones are created. `source` is named in errors.
 
-    A text given by its path alone becomes a mapping if a key of a text follows, such as `limit`,
-    and an engine given by its name if any key follows.
+    A text given by its path alone, or an engine given by its name, becomes a mapping.
 
     Raises:
         ConfigError: a key on the path holds a value that is not a mapping.
     """
     node = values
-    for key, below in itertools.pairwise(keys):
+    for key in keys[:-1]:
         child = node.get(key)
         if child is None:
             child = node[key] = {}
-        elif isinstance(child, str) and key == "engine":
-            child = node[key] = {"engine": child}
-        elif isinstance(child, str) and below in _KEYS_OF_A_TEXT:
-            child = node[key] = {"path": child}
+        elif isinstance(child, str):
+            child = node[key] = {"engine" if key == "engine" else "path": child}
         if not isinstance(child, dict):
             raise ConfigError(
                 f"{source}: {key} holds a value ({shown(child)}), not further keys; write it as a "

@@ -7,7 +7,6 @@ import functools
 import importlib.metadata
 import os
 import platform
-import re
 import subprocess
 import sys
 from contextvars import ContextVar
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 
 began: ContextVar[datetime | None] = ContextVar("began", default=None)
 """Local time at which the run around a call began, the clock of its chat templates."""
-_EXTRAS_OF_DEVELOPERS = {"dev", "docs", "wheels", "browser"}
 
 
 @contextlib.contextmanager
@@ -56,19 +54,6 @@ def environment() -> dict[str, Any]:
         "git": _git_state(),
         **({"began": str(now)} if (now := began.get()) else {}),
     } | _gpu()
-
-
-def versions_of_extras() -> dict[str, str | None]:
-    """Versions of the packages that extras add for users; None: not installed."""
-    found: dict[str, str | None] = {}
-    for requirement in importlib.metadata.requires("paceline") or ():
-        name, _, extra = requirement.partition("extra == ")
-        if extra and extra.strip("'\" )") not in _EXTRAS_OF_DEVELOPERS:
-            package = re.split(r"[^\w.-]", name)[0]
-            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-                found[package] = None
-                found[package] = package_version(package)
-    return found
 
 
 @functools.cache

@@ -52,11 +52,7 @@ class ContextLengthError(UsageError):
 
 
 class TrainingError(PacelineError, RuntimeError):
-    """Training failed, for example with a loss that is not finite."""
-
-
-class DivergedError(TrainingError):
-    """Training diverged: the loss exploded or is not finite."""
+    """Training failed: the loss exploded or is not finite."""
 
 
 class StoppedError(TrainingError):
@@ -87,10 +83,6 @@ class ExportError(PacelineError, RuntimeError):
 
 class StorageError(PacelineError, OSError):
     """A file cannot be written: the disk is full or the path is not writable."""
-
-
-class CrashError(PacelineError, RuntimeError):
-    """An unexpected error; the message names the log file with the traceback."""
 
 
 class InputNote(UserWarning):

@@ -102,14 +102,6 @@ def imported(path: str) -> Any:
         raise ValueError(f"{module_name} ({module.__file__}) has no {name}") from None
 
 
-_IMPORTED: dict[type[Any], None] = {}
-
-
-def imported_variants(base: type[Variant]) -> list[type[Variant]]:
-    """The users' classes that configurations of this process have named, in that order."""
-    return [kind for kind in _IMPORTED if issubclass(kind, base)]
-
-
 def _parts(path: str) -> tuple[str, str]:
     module_name, _, name = path.partition(":")
     if not all(part.isidentifier() for part in (*module_name.split("."), *name.split("."))):
@@ -134,7 +126,6 @@ def _build(value: Mapping[str, Any], base: type[Any], origin: Any) -> Any:
     found = imported(path)
     if not (isinstance(found, type) and issubclass(found, base)):
         raise ValueError(f"{path} is not a class that derives from {base.__name__}")
-    _IMPORTED[found] = None
     try:
         return TypeAdapter(found).validate_python(given)
     except ValidationError as error:

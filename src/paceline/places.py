@@ -1,4 +1,4 @@
-"""Files that come with Paceline; names that become paths; copies of files of models."""
+"""Files that come with Paceline, and copies of files of models."""
 
 from __future__ import annotations
 
@@ -15,14 +15,11 @@ SHIPPED = Path(__file__).parent / "shipped"
 """Files of the repository at their paths in it: links in the sources, and files in a wheel."""
 TEMPLATES = "additional_chat_templates"
 """The directory beside a tokenizer with chat templates other than its first."""
-_LONGEST = 200  # bytes of a name; a file system allows 255, and suffixes are added
 
 
 def _one_part(name: str) -> str:
     if "/" in name or name.startswith(".") or not name.isprintable() or not name.strip():
         raise ValueError("is not the name of a file; leave out /, a dot at its start, and controls")
-    if len(name.encode()) > _LONGEST:
-        raise ValueError(f"is longer than {_LONGEST} bytes; give it a shorter name")
     return name
 
 

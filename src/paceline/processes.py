@@ -10,26 +10,21 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter, deque
-from contextlib import suppress
-from dataclasses import dataclass, field
-from multiprocessing.connection import wait
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from paceline.errors import PacelineError
+from paceline.errors import GenerationError, PacelineError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
-    from multiprocessing.connection import Connection
-    from multiprocessing.context import ForkServerContext, SpawnContext
-    from multiprocessing.process import BaseProcess
     from pathlib import Path
 
 Item = TypeVar("Item")
-Result = TypeVar("Result")
 
-_END_S = 60  # seconds in which a worker may save its state
-MOST_DEATHS = 3  # processes lost on one item before it counts as the cause
+_END_S = 60  # seconds in which a worker may stop its server
+MOST_DEATHS = 3  # deaths of a process in a row that end the work
 # mallopt parameters, as numbered in glibc's malloc.h
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4
 _PAD_BYTES = 64 << 20
@@ -37,142 +32,73 @@ _PR_SET_PDEATHSIG = 1  # of prctl
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
-class _Worker(NamedTuple):
-    number: int
-    process: BaseProcess
-    pipe: Connection
-
-
 def in_processes(
-    work: Callable[[Item], Result],
-    items: Sequence[Item],
-    *,
-    workers: int,
-    name: Callable[[Item], str],
-    failure: type[PacelineError],
-) -> Iterator[tuple[Item, Result]]:
-    """Yield each item with `work(item)`, in order of completion.
+    work: Callable[[Item], object], items: Sequence[Item], workers: int
+) -> Iterator[Item]:
+    """Yield each item when `work(item)` is done, in order of completion.
 
-    An item whose process dies (out of memory, for example) is retried in a new process.
+    If a process dies (out of memory, for example), all are started again, and unfinished items too.
 
     Args:
         work: Pickled and sent to each process once; it may cache what it loads.
         items: The work items.
         workers: Number of processes; they share this process's cores.
-        name: Describes an item in error messages.
-        failure: Raised if `work` fails, or if an item kills MOST_DEATHS processes.
 
     Raises:
         PacelineError: raised by `work`.
+        GenerationError: another error of `work`, or processes died MOST_DEATHS times in a row.
     """
-    pool = _Pool(work, deque(items), workers, name, failure)
-    try:
-        while pool.waiting or pool.working:
-            pool.assign()
-            yield from pool.collect()
-    finally:
-        pool.end()
+    import torch  # the command line must answer --help without it
+
+    # processes are copied from one that has imported what they need, so that later ones start fast
+    context = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
+    context.set_forkserver_preload(["transformers.modeling_utils", type(work).__module__])
+    threads = max(1, torch.get_num_threads() // workers)
+    waiting, deaths = list(items), 0
+    while waiting:
+        start = work, context.Value("i"), threads, dict(os.environ)
+        pool = ProcessPoolExecutor(workers, context, _begin, start)
+        try:
+            with ignoring_working_directory():
+                running = {pool.submit(_work_on, item): item for item in waiting}
+            for future in as_completed(running):
+                future.result()
+                waiting.remove(running[future])
+                deaths = 0
+                yield running[future]
+        except BrokenProcessPool:
+            deaths += 1
+            if deaths == MOST_DEATHS:
+                raise GenerationError(
+                    f"processes died {MOST_DEATHS} times in a row; finished work is kept: give "
+                    "them more memory or set fewer workers, and resume"
+                ) from None
+        except PacelineError:
+            raise
+        except Exception as error:
+            raise GenerationError(f"{type(error).__name__}: {error}") from None
+        finally:
+            _end(pool)
 
 
-@dataclass
-class _Pool:
-    work: Callable[[Any], Any]
-    waiting: deque[Any]
-    workers: int
-    name: Callable[[Any], str]
-    failure: type[PacelineError]
-    working: dict[Connection, tuple[_Worker, Any]] = field(default_factory=dict)
-    idle: list[_Worker] = field(default_factory=list)
-    deaths: Counter[str] = field(default_factory=Counter)
-
-    def assign(self) -> None:
-        """Send pending items to idle or new workers."""
-        while self.waiting and len(self.working) < self.workers:
-            worker = self.idle.pop() if self.idle else self._start()
-            item = self.waiting.popleft()
-            try:
-                worker.pipe.send(item)
-            except OSError:
-                self._handle_death(worker, item)
-            else:
-                self.working[worker.pipe] = worker, item
-
-    def collect(self) -> Iterator[tuple[Any, Any]]:
-        """Wait for results and yield them."""
-        for pipe in wait(list(self.working)):
-            worker, item = self.working.pop(pipe)  # pyright: ignore[reportArgumentType]
-            try:
-                result, error = worker.pipe.recv()
-            except (EOFError, ConnectionResetError):
-                self._handle_death(worker, item)
-                continue
-            self.idle.append(worker)
-            if isinstance(error, PacelineError):
-                raise error
-            if error is not None:
-                raise self.failure(f"{error} ({self.name(item)})")
-            yield item, result
-
-    def end(self) -> None:
-        # even if busy: work may save its state on SIGTERM
-        everyone = self._everyone()
-        for worker in everyone:
-            worker.process.terminate()
-        for worker in everyone:
-            worker.process.join(_END_S)
-            worker.process.kill()  # of one that is stuck in native code
-
-    def _everyone(self) -> list[_Worker]:
-        return [*self.idle, *(worker for worker, _ in self.working.values())]
-
-    def _start(self) -> _Worker:
-        import torch  # the command line must answer --help without it
-
-        context = _context(type(self.work).__module__)
-        mine, theirs = context.Pipe()
-        threads = max(1, torch.get_num_threads() // self.workers)
-        taken = {worker.number for worker in self._everyone()}
-        number = next(n for n in range(self.workers) if n not in taken)  # reuses a dead worker's
-        arguments = (theirs, self.work, number, threads, dict(os.environ))
-        process = context.Process(target=_run, args=arguments, daemon=True)
-        process.start()
-        theirs.close()  # so that recv() raises EOFError if the process dies
-        return _Worker(number, process, mine)
-
-    def _handle_death(self, worker: _Worker, item: Any) -> None:
-        worker.process.join()
-        name = self.name(item)
-        self.deaths[name] += 1
-        if self.deaths[name] == MOST_DEATHS:
-            raise self.failure(
-                f"{MOST_DEATHS} processes died over {name} (the last with exit code "
-                f"{worker.process.exitcode}); finished work is kept: give them more memory or "
-                "set fewer workers, and resume"
-            )
-        self.waiting.appendleft(item)
+def _end(pool: ProcessPoolExecutor) -> None:
+    """End the processes of a pool, even if they are busy."""
+    processes = list((pool._processes or {}).values())  # pyright: ignore[reportPrivateUsage]
+    pool.shutdown(wait=False, cancel_futures=True)
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        process.join(_END_S)
+        process.kill()  # of one that is stuck in native code
 
 
-def _context(module: str) -> ForkServerContext | SpawnContext:
-    """How processes start: copied from one that has imported torch, so that later ones start fast.
-
-    Linux only; elsewhere each process imports everything. `module`: also imported.
-    """
-    ignore_working_directory()
-    if sys.platform != "linux":
-        return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    # transformers alone imports next to nothing until it is used
-    context.set_forkserver_preload(["torch", "transformers.modeling_utils", module])
-    return context
+_work: list[Callable[[Any], object]] = []  # of this worker process
 
 
-def _run(
-    pipe: Connection,
-    work: Callable[[Any], Any],
-    number: int,
-    num_threads: int,
-    environment: dict[str, str],
+def _begin(
+    work: Callable[[Any], object], count: Any, num_threads: int, environment: dict[str, str]
 ) -> None:
+    """Begin a worker. `count`: of the workers that have begun."""
     import torch
 
     os.environ.clear()  # the process that this one was copied from may have an older one
@@ -182,25 +108,15 @@ def _run(
     _stop_with_main_process()
     keep_freed_memory()
     torch.set_num_threads(num_threads)
+    with count.get_lock():
+        count.value += 1
     if torch.cuda.is_available():
-        torch.cuda.set_device(number % torch.cuda.device_count())
-    while True:
-        try:
-            item = pipe.recv()
-        except EOFError:
-            return  # the main process has exited
-        try:
-            answer = work(item), None
-        except PacelineError as error:
-            answer = None, error
-        except Exception as error:
-            answer = None, f"{type(error).__name__}: {error}"
-        try:
-            pipe.send(answer)
-        except OSError:
-            return
-        if answer[1] is not None:
-            return
+        torch.cuda.set_device(count.value % torch.cuda.device_count())
+    _work.append(work)
+
+
+def _work_on(item: Any) -> None:
+    _work[0](item)
 
 
 def _stop_with_main_process() -> None:
@@ -211,17 +127,25 @@ def _stop_with_main_process() -> None:
     def watch() -> None:
         parent.join()
         os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(_END_S)
+        os._exit(1)  # nobody asks for more work
 
     threading.Thread(target=watch, daemon=True).start()
 
 
-def ignore_working_directory() -> None:
+@contextmanager
+def ignoring_working_directory() -> Iterator[None]:
     """Let processes that this one starts import no modules of the working directory.
 
     `python -c`, which multiprocessing uses as well, would look there first: for a module of
     Python's own, too.
     """
+    before = os.environ.get("PYTHONSAFEPATH", "")
     os.environ["PYTHONSAFEPATH"] = "1"
+    try:
+        yield
+    finally:
+        os.environ["PYTHONSAFEPATH"] = before  # empty is as if it were not set
 
 
 def connect_to_ray(**settings: Any) -> Any:
@@ -244,8 +168,8 @@ def connect_to_ray(**settings: Any) -> Any:
             return True
 
     if not ray.is_initialized():
-        ignore_working_directory()
-        ray.init(job_config=OwnPath(), log_to_driver=False, **settings)
+        with ignoring_working_directory():
+            ray.init(job_config=OwnPath(), log_to_driver=False, **settings)
     return ray
 
 

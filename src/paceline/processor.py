@@ -13,7 +13,6 @@ import itertools
 import os
 import platform
 import sys
-import warnings
 from pathlib import Path
 from typing import NamedTuple
 
@@ -127,26 +126,7 @@ def limit_libraries() -> None:
     wanted = os.environ.get(VARIABLE)
     if not wanted or wanted not in usable_levels()[:-1]:
         return
-    limits = limits_of(wanted)
-    changed = {name: value for name, value in limits.items() if os.environ.get(name) != value}
-    if changed and "torch" in sys.modules:
-        warnings.warn(
-            f"{VARIABLE} is {wanted}, but torch was imported before paceline and may have read its "
-            "own limits already; import paceline first",
-            stacklevel=2,
-        )
-    os.environ.update(changed)
-
-
-def limits_of(wanted: str) -> dict[str, str]:
-    """Environment variables that limit other libraries to a level; existing lower limits stay."""
-    lower = [_LEVELS[name].limits for name in LEVELS[: LEVELS.index(wanted)]]
-    kept = {
-        name: os.environ[name]
-        for name in _LEVELS[wanted].limits
-        if os.environ.get(name) in {limits[name] for limits in lower}
-    }
-    return _LEVELS[wanted].limits | kept
+    os.environ.update(_LEVELS[wanted].limits)
 
 
 @functools.cache

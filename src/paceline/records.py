@@ -26,8 +26,6 @@ from paceline.errors import ConfigError, PacelineError, PromptError, StorageErro
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
 
-    from filelock import BaseFileLock
-
     from paceline.config import StrictModel
 
 SCHEMA_VERSION: Final = 1
@@ -52,28 +50,14 @@ def storage_errors(path: Path) -> Iterator[None]:
         detail = " ".join(str(error).split())
         reason = "the disk is full" if full else f"it cannot be written ({detail})"
         advice = "free some space" if full else "choose another path"
-        with contextlib.suppress(StorageError):
-            if cache_root() in (path, *path.parents):
-                advice = "set PACELINE_CACHE to another directory"
         raise StorageError(
             f"could not write {path}: {reason}; earlier files are intact: {advice} and run again"
         ) from error
 
 
 def cache_root() -> Path:
-    """The cache directory: $PACELINE_CACHE, or ~/.cache/paceline.
-
-    Raises:
-        StorageError: neither is known.
-    """
-    if found := os.environ.get("PACELINE_CACHE"):
-        return Path(os.path.expanduser(found))  # noqa: PTH111 - no error without a home
-    try:
-        return Path.home() / ".cache" / "paceline"
-    except RuntimeError:
-        raise StorageError(
-            "no home directory is known; set PACELINE_CACHE to a directory for the cache"
-        ) from None
+    """The cache directory: $PACELINE_CACHE, or ~/.cache/paceline."""
+    return Path(os.environ.get("PACELINE_CACHE") or "~/.cache/paceline").expanduser()
 
 
 def atomic_write_text(path: Path, text: str) -> None:
@@ -88,16 +72,12 @@ def atomic_write_bytes(path: Path, content: bytes) -> None:
         StorageError: the disk is full, or the path is not writable or not a regular file.
     """
     with storage_errors(path):
-        folder = str(path.parent.resolve())
-        if path.is_symlink() and (folder == "/dev" or folder.startswith("/proc/")):
-            path = path.resolve()  # /dev/stdout; another link is replaced, not followed
         if path.exists() and not path.is_file():  # such as /dev/null
             raise FileExistsError(errno.EEXIST, "not a regular file", str(path))
         path.parent.mkdir(parents=True, exist_ok=True)
         name = path.parent / f".{path.name}.{secrets.token_hex(4)}"
-        handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         try:
-            with os.fdopen(handle, "wb") as stream:
+            with name.open("xb") as stream:
                 stream.write(content)
                 stream.flush()
                 os.fsync(stream.fileno())
@@ -151,51 +131,27 @@ def _flush(folder: Path) -> None:
 def locked(directory: Path) -> Iterator[None]:
     """Hold an exclusive lock on a directory, which is created; released if the process dies.
 
-    Without effect on file systems that have no locks. An empty directory is removed afterwards.
-
     Raises:
         BlockingIOError: another process holds the lock.
-        StorageError: the directory cannot be created.
+        StorageError: the directory cannot be created, or its file system has no locks.
     """
-    file = directory / ".lock"
-    lock = FileLock(file, blocking=False, thread_local=False)
+    lock = FileLock(directory / ".lock", blocking=False, thread_local=False)
     with storage_errors(directory):
-        _acquire(lock, directory)
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError):  # not empty
-            file.unlink()
-            directory.rmdir()
-        lock.release()  # closing would leave it to copies of this process
-
-
-def _acquire(lock: BaseFileLock, directory: Path) -> None:
-    """Create and lock the directory; retry if the path was removed or recreated."""
-    while True:
+        directory.mkdir(parents=True, exist_ok=True)
         try:
-            directory.mkdir(parents=True, exist_ok=True)
             lock.acquire()
         except Timeout:
             raise BlockingIOError from None
-        except FileNotFoundError:
-            continue  # removed by the previous owner
-        except FileExistsError:
-            if os.path.lexists(directory) and not directory.is_dir():
-                raise
-            continue  # mkdir found it, and then the previous owner removed it
-        except OSError:
-            if not directory.is_dir():
-                raise
-        return  # after an OSError, the file system has no locks
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def append_jsonl(path: Path, row: dict[str, Any]) -> None:
-    """Append one row as a JSON line; create the file if needed, and follow no link."""
+    """Append one row as a JSON line; create the file if needed."""
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_symlink():
-            raise OSError(errno.ELOOP, "a link, which is not followed", str(path))
         _mend_last_line(path)
         with path.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(row) + "\n")
@@ -233,13 +189,10 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
             continue
         try:
             row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            if number != len(lines) - 1:
-                place = f"line {number + 1}: {getattr(error, 'msg', error)}"
-                raise UsageError(
-                    f"{path} holds a line that is not JSON ({place}); remove it"
-                ) from None
-            continue
+        except (ValueError, RecursionError):
+            if number == len(lines) - 1:
+                continue
+            row = None
         if not isinstance(row, dict):
             raise UsageError(f"{path} line {number + 1} is not a JSON object; remove it")
         rows.append(cast("dict[str, Any]", row))
@@ -321,7 +274,7 @@ class RunDirectory:
         """Begin or resume the run in its locked directory; a lock is released if its owner dies.
 
         Raises:
-            ConfigError: another process is writing the run, or a link leads out of the directory.
+            ConfigError: another process is writing the run.
             StorageError: the directory cannot be created.
         """
         with contextlib.ExitStack() as stack:
@@ -332,17 +285,8 @@ class RunDirectory:
                     f"output {self.path} is being written by another process; wait for it, or "
                     "choose another output"
                 ) from None
-            self._refuse_links_out()
             stack.enter_context(begin(self.resumed))
             yield
-
-    def _refuse_links_out(self) -> None:
-        """Raise ConfigError for a link in another's run, through which this one would write."""
-        for path in self.path.iterdir():
-            if path.is_symlink() and not path.resolve().is_relative_to(self.path.resolve()):
-                raise ConfigError(
-                    f"{path} is a link out of {self.path}; remove it, or choose another output"
-                )
 
     def write_manifest(self, config: StrictModel, **more: str | dict[str, Any]) -> None:
         """Record the resolved configuration, its hash, the environment and further entries."""

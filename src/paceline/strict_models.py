@@ -31,9 +31,7 @@ _UNKNOWN = {"extra_forbidden", "unexpected_keyword_argument"}
 _SHOWN = 200  # characters of a key or a problem
 _MOST_FAULTS = 5  # reported in one message
 _MOST_KEYS = 12  # more are not listed for an unknown key
-_ALIKE, _ALIKE_HERE = 0.8, 0.65  # for a suggestion; `max_seconds` elsewhere is not `start_seconds`
-_ELSEWHERE = {"temp": "temperature", "lr": "learning_rate", "n_predict": "max_new_tokens"}
-_ABSENT = ("stop", "min_p", "typical_p", "logit_bias", "frequency_penalty", "presence_penalty")
+_ALIKE = 0.65  # for a suggestion
 
 if TYPE_CHECKING:
     from abc import ABCMeta as RaisesConfigErrors
@@ -171,27 +169,18 @@ def shown(value: Any) -> str:
 
 def _unknown_tag(context: Mapping[str, str]) -> str:
     known = [tag.strip("' ") for tag in context["expected_tags"].split(",")]
-    close = difflib.get_close_matches(context["tag"], known, n=1, cutoff=_ALIKE_HERE)
+    close = difflib.get_close_matches(context["tag"], known, n=1, cutoff=_ALIKE)
     wanted = f"did you mean {close[0]}?" if close else f"wanted one of {', '.join(known)}"
     return f"unknown {context['discriminator'].strip(chr(39))} {context['tag']!r}; {wanted}"
 
 
 def _advice(loc: Sequence[Any], cls: type[BaseModel] | None) -> str:
-    """Suggest keys on the same level or below."""
+    """Suggest keys on the same level."""
     if cls is None:
         return ""
-    deep = {path.rpartition(".")[2]: path for path in reversed(_paths(cls))}
-    name = str(loc[-1])
-    name = name if name in deep else _ELSEWHERE.get(name, name)
-    here, deeper = (1, 1) if name in _ABSENT else (_ALIKE_HERE, _ALIKE)
     siblings = _keys_at(cls, loc[:-1])
-    close = difflib.get_close_matches(name, siblings, n=1, cutoff=here)
-    if not close:
-        close = [deep[key] for key in difflib.get_close_matches(name, deep, n=1, cutoff=deeper)]
-    if close:
+    if close := difflib.get_close_matches(str(loc[-1]), siblings, n=1, cutoff=_ALIKE):
         return f"; did you mean {close[0]}?"
-    if name in _ABSENT:
-        return f"; Paceline has no {in_words(_ABSENT)}"
     return f"; known keys are {', '.join(siblings)}" if len(siblings) <= _MOST_KEYS else ""
 
 
@@ -223,15 +212,3 @@ def _tags(model: type[Any]) -> set[str]:
     """The values of a variant's tag field, such as `jsd`."""
     defaults = [field.default for field in fields_of(model).values()]
     return {default for default in defaults if isinstance(default, str)}
-
-
-def _paths(cls: type[Any], prefix: str = "") -> list[str]:
-    """The path `a.b.c` of every key, top level first."""
-    here = [prefix + key for key in fields_of(cls)]
-    deeper = [
-        path
-        for key, field in fields_of(cls).items()
-        for model in models_in(field.annotation)
-        for path in _paths(model, f"{prefix}{key}.")
-    ]
-    return list(dict.fromkeys([*here, *deeper]))

@@ -1,17 +1,13 @@
 """The command line on a tiny model: what it prints, what it returns."""
 
-import importlib.metadata
 import json
+import socket
+from pathlib import Path
 
 import pytest
 
-from paceline.models.recorded.compiling import compiles_passes
-from support.texts import sets, succeeded
-
-
-@pytest.fixture
-def folder(pair_folder):
-    return pair_folder
+from paceline.play.server import Playground
+from support.texts import Run, refused, sets, succeeded
 
 
 def _pair(folder):
@@ -31,21 +27,10 @@ def test_measure_prints_a_table_and_a_verdict_in_one_sentence(run, folder, tmp_p
     prompts.write_text("".join(f"prompt number {number}\n" for number in range(16)), "utf-8")
     many = sets(num_prompts=16, timed_prompts=16)
     code, out, _ = run("measure", *_pair(folder), "--prompts", prompts, *MEASURE, *many)
-    assert "\ntried on 4 other requests, tokens/s by gamma: " in out
+    assert "after the first token" in out
     codes = {"GO": 0, "NO-GO": 1, "UNDECIDED": 3}
     (word,) = (word for line in out.splitlines() if (word := line.split(": ")[0]) in codes)
     assert code == codes[word]
-
-
-def test_the_drafts_own_temperature_has_an_option(run, folder):
-    """With greedy drafts at T=1 the expected acceptance is p(argmax q): less than sum min(p, q)."""
-    given = (*_pair(folder), "--prompts", folder / "corpus.jsonl", "--draft-temperature", "0")
-    _, out, _ = run("measure", *given, "--json", *MEASURE)
-    found = json.loads(out)
-    assert found["config"]["draft_sampling"]["temperature"] == 0
-    both = ("expected_acceptance", "greedy_draft_acceptance")
-    greedy = [found["figures"][0][name]["value"] for name in both]
-    assert greedy[0] == pytest.approx(greedy[1], abs=1e-6)  # 1 - TVD, rounded to float32 near 1
 
 
 def test_verify_passes_on_a_real_pair_and_catches_the_broken_rule(run, folder):
@@ -101,9 +86,7 @@ def test_decode_reads_how_from_a_configuration(run, folder, tmp_path):
     code, out, _ = run("decode", *_pair(folder), *common, "--json")
     assert code == 0
     assert json.loads(out)["stats"]["num_kept"] > 0
-    code, _, err = run("decode", *_pair(folder), *common, "--show")
-    assert code == 0
-    assert "of the draft's own" in err
+    assert "kept" in run("decode", *_pair(folder), *common, "--show")[2]
 
 
 ANALYZE = sets(num_prompts=3, max_new_tokens=8, pass_repeats=1, gammas="[1,2]")
@@ -122,7 +105,7 @@ def test_analyze_gives_every_rule_a_row(run, folder):
         for over, under in (("output_tvd", "tokens"), ("expected_rejected", "expected_examined"))
     )
     assert tvd["lossless"] < 1e-6
-    assert rejected["chow 1"] == 0
+    assert rejected["chow 1"] < 1e-6
     assert 0 < tvd["chow 1"] < 1
     assert 0 < rejected["lossless"] < 1
     chosen = ("--set", "rules=[{rule: diff, alpha: 0.2}]")
@@ -134,7 +117,6 @@ def test_draft_makes_a_directory_that_measure_reads(run, folder, tmp_path):
     out = tmp_path / "small"
     text = succeeded(run, "draft", "--target", folder / "target", "--layers", "0,3", "--out", out)
     assert "layers 0,3" in text
-    assert "a pass costs" in text
     given = ("--target", folder / "target", "--draft", out, "--prompts", folder / "corpus.jsonl")
     assert run("measure", *given, *MEASURE)[0] == 3
 
@@ -160,20 +142,77 @@ def test_validate_prints_a_configuration_that_validates_again(run, tmp_path):
     assert "temperature: 0.5" in resolved
 
 
-@pytest.mark.parametrize(
-    "command",
-    ["measure --draft d --prompts p", "decode --prompt a", "align --draft d --output o"],
-)
-@pytest.mark.parametrize("given", [True, False])
-def test_compilation_can_be_switched_off_for_a_command(run, monkeypatch, command, given):
-    monkeypatch.setenv("PACELINE_COMPILE", "1")
-    words = [*command.split(), "--target", "nowhere/model", *["--no-compile"] * given]
-    assert run(*words)[0] == 2
-    assert compiles_passes() is not given
+def _no_constant(name: str) -> float:
+    pytest.fail(f"{name} is not JSON")
 
 
-def test_env_names_versions(run):
-    versions = json.loads(run("env")[1])["versions"]
-    assert {"torch", "gguf", "peft", "altair", "ray"} <= versions.keys()
-    assert versions["gguf"] == importlib.metadata.version("gguf")
-    assert "pytest" not in versions
+def test_a_result_may_begin_with_a_byte_order_mark_and_an_unknown_bound_is_null(
+    run: Run, folder: Path, tmp_path: Path
+):
+    given = (*_pair(folder), "--prompts", folder / "corpus.jsonl", *MEASURE, "--json")
+    _, out, _ = run("measure", *given, *sets(timed_prompts=1))
+    speedup = json.loads(out, parse_constant=_no_constant)["figures"][-1]["speedup"]
+    assert (speedup["low"], speedup["high"]) == (0, None)
+    file = tmp_path / "measured.json"
+    file.write_text("\ufeff" + out, encoding="utf-8")
+    assert run("report", file)[0] == 0
+    given = ("--target", folder / "target", "--to", "vllm", "--measurement", file)
+    assert run("export", folder / "draft", *given, "--out", tmp_path / "out")[0] == 0
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "result.json"])
+@pytest.mark.parametrize("text", ["{", "[]", "\udcff"])
+def test_a_damaged_file_of_a_run_is_named(
+    run: Run, folder: Path, tmp_path: Path, name: str, text: str
+):
+    made = tmp_path / "run"
+    made.mkdir()
+    whole = {"kind": "Align", "config": {"draft": str(folder / "draft")}}
+    (made / "manifest.json").write_text(json.dumps(whole))
+    (made / "result.json").write_text("{}")
+    (made / name).write_bytes(text.encode("utf-8", "surrogateescape"))
+    given = ("--target", folder / "target", "--output", tmp_path / "out")
+    corpus = f"tasks.docs={folder / 'corpus.jsonl'}"
+    assert str(made / name) in refused(run, "trajectory", *given, "--run", made, "--set", corpus)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("command", "options"), [("measure", MEASURE), ("verify", [])])
+def test_a_command_writes_the_page_that_report_makes_of_its_output(
+    command: str, options: list[str], run: Run, folder: Path, tmp_path: Path
+):
+    page, result = tmp_path / "page.html", tmp_path / "result.json"
+    prompts = ("--prompts", folder / "corpus.jsonl")
+    given = (*_pair(folder), *prompts, *options, "--json", "--html", page)
+    code, out, err = run(command, *given)
+    assert code == (3 if command == "measure" else 0)  # too few requests for a verdict
+    assert f"HTML report: {page}" in err
+    result.write_text(out, encoding="utf-8")
+    succeeded(run, "report", result)
+    text = page.read_text(encoding="utf-8")
+    assert text.startswith("<!DOCTYPE html>")
+    assert (tmp_path / "result.html").read_text(encoding="utf-8") == text
+
+
+def test_the_address_is_printed_and_served_until_the_user_interrupts(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    hosts: list[str] = []
+
+    def interrupted(playground: Playground) -> None:
+        hosts.append("{}:{}".format(*playground.socket.getsockname()))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Playground, "serve_forever", interrupted)
+    code, out, _ = run("play", *_pair(folder), "--port", "0")
+    assert (code, out) == (0, f"http://{hosts[0]}/\n")
+
+
+def test_a_port_in_use_is_one_line(run: Run, folder: Path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        line = refused(run, "play", *_pair(folder), "--port", port)
+    assert f"cannot listen at port {port} (Address already in use)" in line
+    assert "choose another" in line
+    code, _, err = run("play", *_pair(folder), "--port", "70000")
+    assert (code, "65535" in err) == (2, True)

@@ -1,21 +1,22 @@
 """A crash is no verdict: whatever a command raises, one line and an exit code say so."""
 
 import errno
-import io
+import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import typer.main
 
 from paceline import errors
-from paceline.cli import console
-from paceline.cli.console import checked_output, stdout
+from paceline.cli.console import stdout
 from paceline.cli.main import app
-from support.texts import Run, one_line
+from support.texts import Run, one_line, refused
 
 # For each command, arguments that get it going and something that it then calls.
 BUILD = "paceline.cli.options.build"
@@ -34,7 +35,7 @@ STARTS = {
     "validate": (("validate", "align", "x.yaml"), BUILD),
     "corpus": (("corpus", "--out", "x"), "paceline.data.python_docs.write_python_docs"),
     "task": (("task", "arithmetic", "--out", "x.jsonl"), "paceline.tasks.build_task"),
-    "report": (("report", "x"), "paceline.config.as_written"),
+    "report": (("report", "x"), "paceline.view.write_report"),
     "env": (("env",), "paceline.environment.environment"),
     "inspect": (("inspect", "m"), "paceline.export.model_report.load_model"),
 }
@@ -93,7 +94,7 @@ def test_a_command_that_is_interrupted_exits_with_130(run: Run, raising: Any, co
     [
         (errors.ConfigError("wrong key"), 2, "wrong key"),
         (errors.NotReachedError("no setting meets it"), 1, "no setting meets it"),
-        (errors.DivergedError("the loss is nan"), 3, "the loss is nan"),
+        (errors.TrainingError("the loss is nan"), 3, "the loss is nan"),
         (errors.StoppedError("stopped after step 7"), 130, "stopped after step 7"),
         (errors.GenerationError("3 workers died"), 3, "3 workers died"),
         (errors.StorageError("no room in /x"), 3, "no room in /x"),
@@ -115,23 +116,6 @@ def test_every_kind_of_error_has_its_exit_code(
     found, _, err = run(*raising("measure", error))
     assert found == code
     assert said in one_line(err)
-
-
-def test_a_configuration_that_exhausts_memory_or_the_stack_is_one_line_with_code_3(
-    run: Run, model_directory: Path, monkeypatch: pytest.MonkeyPatch
-):
-    def exhausted(*_args: object, **_kwargs: object) -> None:
-        raise MemoryError
-
-    with monkeypatch.context() as patch:
-        patch.setattr("paceline.models.checkpoint_files.AutoConfig.from_pretrained", exhausted)
-        code, _, err = run("inspect", model_directory)
-    assert code == 3
-    assert "memory ran out" in one_line(err)
-    (model_directory / "config.json").write_text("[" * 200_000)
-    code, _, err = run("inspect", model_directory)
-    assert code == 3
-    assert "RecursionError: maximum recursion depth exceeded" in one_line(err)
 
 
 def test_only_a_verdict_exits_with_1():
@@ -169,26 +153,105 @@ def test_output_that_a_full_disk_does_not_take_is_an_error_and_not_a_success():
         assert "No space left" in one_line(done.stderr)
 
 
+SHORT = ("--set", "max_prompt_tokens=8", "--set", "max_new_tokens=8")
+
+
+def arguments(command: str, folder: Path, tmp_path: Path, **places: Any) -> list[Any]:
+    """A complete command line; a place that is given stands for the right one."""
+    corpus = places.get("text", folder / "corpus.jsonl")
+    if command == "tune" and "text" not in places:  # which confirms a setting on eight examples
+        corpus = folder / "many.txt"
+        corpus.write_text("".join(f"the cat number {number}\n" for number in range(40)))
+    target, draft = places.get("target", folder / "target"), places.get("draft", folder / "draft")
+    output = places.get("output", tmp_path / "out")
+    pair = ["--target", target, "--draft", draft]
+    run = ["--output", output]
+    smoke = ["--set", "num_steps=1", "--set", "batch_size=2", "--set", f"data.train={corpus}"]
+    few = ["--layers", "0,1", "--vocabulary", "20"]
+    bench = ["--set", f"task={{task: text, corpus: {corpus}}}", *run, *SHORT]
+    bench += ["--set", "num_examples=2"]
+    return {
+        **{name: [*pair, "--prompts", corpus, *SHORT] for name in ("measure", "analyze", "verify")},
+        "align": [*pair, *run, *smoke],
+        "pretrain": [*run, *smoke, "--set", f"model={target}"],
+        "generate-data": [*pair[:2], "--prompts", corpus, *run, *SHORT],
+        "bench": [*pair, *bench],
+        "tune": [*pair, *bench, "--max-latency", "0.9", "--set", "num_confirmed=8"],
+        "perplexity": ["--model", target, "--text", corpus],
+        "draft": [*pair[:2], "--out", output, *few, "--text", corpus],
+    }[command]
+
+
+LONG_RUNNING = (
+    *("measure", "analyze", "verify", "align", "pretrain", "generate-data", "bench", "tune"),
+    *("draft", "perplexity"),
+)
+
+
+@pytest.mark.usefixtures("no_weights")
+@pytest.mark.parametrize("command", LONG_RUNNING)
+def test_a_dry_run_reads_no_weights_and_leaves_nothing(
+    run: Run, pair_folder: Path, tmp_path: Path, command: str
+):
+    code, out, err = run(command, *arguments(command, pair_folder, tmp_path), "--dry-run")
+    assert code == 0, err
+    assert all(line.startswith("paceline: note: ") for line in err.splitlines())
+    assert "llama of 4 layers" in out
+    assert out.endswith("These checks passed. Nothing was run.\n")
+    assert not (tmp_path / "out").exists()
+    if command in ("measure", "perplexity"):
+        _, printed, _ = run(
+            command, *arguments(command, pair_folder, tmp_path), "--dry-run", "--json"
+        )
+        lines = out.splitlines()[:-1]
+        assert json.loads(printed) == {"dry_run": True, "checks": lines}
+
+
+@pytest.mark.usefixtures("no_weights")
+@pytest.mark.parametrize("command", LONG_RUNNING)
+def test_a_missing_text_and_weights_that_were_cut_off_are_said_before_weights_are_read(
+    run: Run, pair_folder: Path, tmp_path: Path, command: str
+):
+    missing, cut = tmp_path / "nowhere.jsonl", tmp_path / "cut"
+    shutil.copytree(pair_folder / "target", cut)
+    weights = cut / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    for faults in ({"text": missing}, {"target": cut}):
+        line = refused(run, command, *arguments(command, pair_folder, tmp_path, **faults))
+        assert str(*faults.values()) in line
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_a_prompt_that_does_not_fit_is_named_by_file_and_line(
+    run: Run, pair_folder: Path, tmp_path: Path
+):
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("the cat\n\n" + "the cat " * 60 + "\nthe hen\n")
+    given = ("--target", pair_folder / "target", "--draft", pair_folder / "draft")
+    for command in ("measure", "analyze", "verify"):
+        short = ("--set", "max_new_tokens=4")
+        line = refused(run, command, *given, "--prompts", prompts, *short)
+        assert f"{prompts} line 3 has " in line
+        assert "holds 64; set max_prompt_tokens" in line
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_a_disk_without_room_for_checkpoints_is_said_first(
+    run: Run, pair_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(
+        "shutil.disk_usage", lambda _path: SimpleNamespace(total=10, used=9, free=1)
+    )
+    code, _, err = run("align", *arguments("align", pair_folder, tmp_path))
+    assert code == 3
+    assert "needs about" in one_line(err)
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_reader_that_ends_is_an_error_and_no_verdict(monkeypatch: pytest.MonkeyPatch):
     def write(_text: str) -> int:
         raise BrokenPipeError(errno.EPIPE, "Broken pipe")
 
     monkeypatch.setattr(sys.stdout, "write", write)
     with pytest.raises(errors.StorageError, match="the program that read the output ended"):
-        stdout.print("text")
-
-
-def test_a_closed_standard_output_is_refused_before_anything_is_done(
-    monkeypatch: pytest.MonkeyPatch,
-):
-    monkeypatch.setattr(console.sys, "stdout", None)
-    with pytest.raises(errors.StorageError, match="closed"), checked_output():
-        pytest.fail("began")
-
-
-def test_a_character_that_the_terminal_does_not_know_is_escaped(monkeypatch: pytest.MonkeyPatch):
-    raw = io.BytesIO()
-    monkeypatch.setattr(console.sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
-    with checked_output():
-        console.sys.stdout.write("±1\n")
-    assert raw.getvalue() == b"\\xb11\n"
+        type(stdout)().print("text")  # ours keeps what it could not write

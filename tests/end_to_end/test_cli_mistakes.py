@@ -3,9 +3,7 @@
 Most of it is one table: a command line, and words of the line that it gets. Nothing is written.
 """
 
-import io
 import json
-import os
 import shlex
 import shutil
 from pathlib import Path
@@ -84,7 +82,7 @@ MISTAKES = [
     ),
     ("measure --target '' --draft d --prompts p.jsonl", "--target is empty"),
     ("decode --target '' --prompt x", "got '' as a model"),
-    (f"measure --engine vllm --url word {GIVEN}", "'word' is not the"),
+    (f"measure --engine vllm --url ftp://x {GIVEN}", "'ftp://x' is not the"),
     ("decode --target t --prompt x --chat", "has no chat template; leave --chat out"),
     # texts
     (f"measure {PAIR} --prompts nowhere.txt", "nowhere.txt"),
@@ -94,11 +92,9 @@ MISTAKES = [
     ("decode --target t --prompt-file long.txt", "shorten the prompt"),
     ("decode --target t --prompt-file nowhere.txt", "nowhere.txt"),
     ("decode --target t --prompt-file blank.txt", "blank.txt is empty; give a text by"),
-    ("decode --target t --prompt-file latin.txt", "latin.txt is not UTF-8 (byte 0xe9 at offset 1)"),
-    ("decode --target t --prompt caf\udce9", "0xe9 at offset 3"),  # as Python reads it
+    ("decode --target t --prompt-file latin.txt", "latin.txt: 'utf-8' codec"),
     ("perplexity --model m --text ''", "--text is empty"),
     ("perplexity --model t --text empty.parquet", "empty.parquet holds no text"),
-    (f"measure {GIVEN} --max-new-tokens 1000", "holds 64; lower"),
     # what is missing
     ("measur", "no such command 'measur'"),
     ("measure --drft x", "see paceline measure -h"),
@@ -117,9 +113,26 @@ MISTAKES = [
     ),
     ("decode --target t --prompt a --draft-temperature 0", "--draft-temperature"),
     ("corpus --out new --package no_such_package", "no_such_package"),
+    *(
+        (f"measure {GIVEN} {given}", said)
+        for given, said in (
+            ("--url http://127.0.0.1:9", "--url needs --engine"),
+            ("--write-costs costs.json", "--write-costs needs --engine"),
+            ("--engine llamacpp --costs x", "--costs cannot be used with --engine"),
+            ("--engine vllm --url http://x --write-costs c", "leave url out"),
+            (
+                "--engine transformers --set 'write_costs={file: c, batch_sizes: [2]}'",
+                "at [1]",
+            ),
+            ("--engine tgi", "'vllm'"),
+            ("--engine transformers --url http://x", "has no url"),
+            ("--engine llamacpp --set drafting=probabilistic", "is for vllm, not llamacpp"),
+        )
+    ),
+    ("validate nothing", "'nothing' is not one of draft, "),
     # values
     (f"measure {GIVEN} --set gammas=[0]", "gammas"),
-    (f"measure {GIVEN} --gammas 1,two", "such as 1,2,4; got"),
+    (f"measure {GIVEN} --gammas 1,two", "gammas.1: Input should be a valid integer"),
     (f"measure {GIVEN} --temperature -1", "temperature"),
     (f"decode {PAIR} --gamma 0 --prompt the", "num_speculative_tokens"),
     (
@@ -136,8 +149,7 @@ MISTAKES = [
             *(("false_alarm", ".nan"), ("tolerance", ".nan")),
         )
     ),
-    ("task arithmetic --split dev --out out", "split must be train or"),
-    (f"task arithmetic --out x.jsonl --count {10**20}", "is too large"),
+    ("task arithmetic --split dev --out out", "is not one of 'train', 'test'"),
     *(
         (f"decode {PAIR} --prompt 'the cat' --rule '{rule}'", said)
         for rule, said in (
@@ -151,17 +163,17 @@ MISTAKES = [
         f"decode {PAIR} --prompt 'the cat' --allow-import nowhere --rule nowhere:Rule",
         "nowhere cannot be imported",
     ),
+    (
+        f"bench {PAIR} --output out --set task=arithmetic --set 'grid.rules=[{{rule: chow}}]'",
+        "alpha is missing; give its alpha, or the key in a file",
+    ),
     # drafts
     ("draft --target t --layers 0,9 --out out", "0,9"),
-    ("draft --target t --layers a,b --out out", "a,b"),
+    ("draft --target t --layers a,b --out out", "layers.0: Input should be a valid integer"),
     ("draft --target d --layers 7 --out out", "from 0 to 1, for example 0,1"),
     ("draft --target t --layers 7 --out out", "from 0 to 3, for example 0,1,2,3"),
     ("draft --target t --layers 0 --out d", "or give --overwrite"),
     ("draft --target t --layers 0 --out out --vocabulary 20", "vocabulary needs text for ranking"),
-    (
-        "draft --target t --layers 0 --out out --text p.jsonl",
-        "text is set, but is only used with a width",
-    ),
     (
         "draft --target t --layers 0 --out out --vocabulary 9999 --text p.jsonl",
         "draft vocabulary of 9999 tokens",
@@ -184,21 +196,8 @@ MISTAKES = [
     ("report folder", "folder holds no run"),
     ("corpus --out notes", "output notes is a file"),
     ("task arithmetic --out . --overwrite", "output . is a directory"),
-    (
-        "trajectory --target t --output out --run run --run folder/../run --set tasks.docs=p.jsonl",
-        "are the same run",
-    ),
-    *(
-        (f"{command} --html folder", "--html folder")
-        for command in (
-            *(f"measure {GIVEN}", f"verify {GIVEN}"),
-            *("align", "bench", "tune", "trajectory"),
-        )
-    ),
-    *(
-        (f"measure {GIVEN} --html {page}", f"--html {page}")
-        for page in ("notes/a.html", "/dev/null")
-    ),
+    (f"measure {GIVEN} --html folder", "--html folder"),
+    (f"measure {GIVEN} --html notes/a.html", "--html notes/a.html"),
     # configurations, and what was meant
     ("align --config nowhere.yaml", "nowhere.yaml"),
     ("validate align broken.jsonl", "YAML"),
@@ -206,7 +205,6 @@ MISTAKES = [
         (f"measure {GIVEN} --set '{key}'", said)
         for key, said in (
             ("sampling.tempera=0", "sampling.tempera: unknown key; did you mean temperature?"),
-            ("temperature=0", "temperature: unknown key; did you mean sampling.temperature?"),
             ("num_promts=3", "num_promts: unknown key; did you mean num_prompts?"),
             ("prompts={path: p, splitt: x}", "did you mean split?"),
             ("zzz=1", "zzz: unknown key"),
@@ -221,13 +219,8 @@ MISTAKES = [
     ),
     (
         "validate measure twice.yaml",
-        "twice.yaml: the key seed is given twice, in line 2 and in line 5",
+        "twice.yaml is not valid YAML (the key seed is given twice in line 5",
     ),
-    (
-        "measure --config a.yaml",
-        "a.yaml is a file for paceline align; paceline measure does not know its key output",
-    ),
-    ("validate decode a.yaml", "is a file for paceline align"),
 ]
 
 
@@ -248,34 +241,7 @@ def test_a_weight_that_is_not_a_number_is_named_where_training_begins(
     monkeypatch.chdir(faults)
     words = ALIGN.replace("--draft d", "--draft nan").split()
     words[words.index("out")] = str(tmp_path / "run")
-    line = refused(run, *words)
-    assert f"nan {NAN}" in line
-
-
-def test_a_key_that_is_only_somewhat_alike_is_no_suggestion(run: Run):
-    """`max_seconds` is not `writer.engine.start_seconds`."""
-    line = refused(run, "generate-data", "--set", "max_seconds=2")
-    assert line.endswith("max_seconds: unknown key")
-
-
-def test_standard_input_that_is_not_utf8_is_said(
-    run: Run, pair_folder: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff")))
-    line = refused(run, "decode", "--target", pair_folder / "target")
-    assert "standard input is not UTF-8" in line
-
-
-def test_a_prompt_file_may_begin_with_a_byte_order_mark(
-    run: Run, pair_folder: Path, tmp_path: Path
-):
-    rest = ("--temperature", "0", "--max-new-tokens", "3", "--json")
-    plain, marked = tmp_path / "a.txt", tmp_path / "b.txt"
-    plain.write_bytes(b"the cat")
-    marked.write_bytes(b"\xef\xbb\xbfthe cat")
-    decode = ("decode", "--target", pair_folder / "target", *rest)
-    texts = [json.loads(run(*decode, "--prompt-file", path)[1]) for path in (plain, marked)]
-    assert texts[0]["tokens"] == texts[1]["tokens"]
+    assert f"nan {NAN}" in refused(run, *words)
 
 
 SHORT = sets(max_prompt_tokens=8, max_new_tokens=8)
@@ -311,41 +277,6 @@ def test_an_output_where_nothing_can_be_written_is_one_line(
     assert file.read_text() == "kept"
 
 
-def test_a_file_is_never_put_in_the_place_of_a_device(run: Run, pair_folder: Path, tmp_path: Path):
-    """As the superuser one could; a pipe stands for it here."""
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    chosen = ("--split", "test", "--count", "1", "--set", f"corpus={pair_folder / 'corpus.jsonl'}")
-    assert "not a regular file" in refused(
-        run, "task", "text", *chosen, "--out", pipe, "--overwrite"
-    )
-    assert pipe.is_fifo()
-
-
-def test_an_alias_of_a_configuration_is_no_second_key(run: Run, tmp_path: Path):
-    file = tmp_path / "measure.yaml"
-    file.write_text("target: &t t\ndraft: *t\nprompts: p\nsampling: {top_k: 3}\n")
-    assert run("validate", "measure", file)[0] == 0
-
-
-def test_many_unknown_keys_are_counted_and_not_listed(run: Run, tmp_path: Path):
-    file = tmp_path / "some.yaml"
-    file.write_text("".join(f"qqq{number}: 1\n" for number in range(20)))
-    line = refused(run, "validate", "verify", file)
-    assert "more" in line
-    assert len(line) < 1500
-
-
-@pytest.mark.parametrize("gamma", [63, 1000, 98000])
-def test_a_gamma_beyond_the_context_names_the_context_as_it_is(
-    run: Run, pair_folder: Path, gamma: int
-):
-    pair = ("--target", pair_folder / "target", "--draft", pair_folder / "draft")
-    line = refused(run, "decode", *pair, "--prompt", "x", "--gamma", gamma)
-    assert f"gamma {gamma} does not fit the models' context of 64 tokens" in line
-    assert "-" not in line
-
-
 def test_task_replaces_a_file_only_when_told_to(run: Run, pair_folder: Path, tmp_path: Path):
     out = tmp_path / "x.jsonl"
     out.write_text("mine")
@@ -355,12 +286,3 @@ def test_task_replaces_a_file_only_when_told_to(run: Run, pair_folder: Path, tmp
     assert f"{out} exists already" in one_line(err)
     assert run("task", "text", *chosen, "--out", out, "--overwrite")[0] == 0
     assert "text" in json.loads(out.read_text())
-
-
-def test_corpus_replaces_files_only_when_told_to(run: Run, tmp_path: Path):
-    mine = tmp_path / "questions.jsonl"
-    mine.write_text("mine")
-    code, _, err = run("corpus", "--out", tmp_path)
-    assert (code, mine.read_text()) == (2, "mine")
-    assert f"{mine} exists already" in one_line(err)
-    assert list(tmp_path.iterdir()) == [mine]

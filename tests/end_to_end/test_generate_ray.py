@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from paceline.config import validate
+from paceline.config import to_yaml
 from paceline.data.answering import ShardStore
 from paceline.data.distillation_data import generate_data
-from paceline.data.requests import GenerateDataConfig
+from support.data import generation
 from support.runs import write_corpus, write_pair
 
 pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
@@ -64,20 +64,14 @@ def test_two_workers_of_ray_write_what_one_process_writes(
     for shadowed in ("yaml", "safetensors"):  # workers import the installed ones
         (tmp_path / f"{shadowed}.py").write_text(f"open({str(marker)!r}, 'w')")
     rows = [{"prompt": f"number {number}"} for number in range(8)]
-    settings = {
-        "target": "pair/target",
-        "prompts": str(write_corpus(folder / "prompts.jsonl", rows)),
-        "output": str(tmp_path / "one"),
-        "max_prompt_tokens": 16,
-        "max_new_tokens": 8,
-        "shard_size": 1,
-        "dtype": "float32",
-        "activations": "float32",
-    }
-    generate_data(validate(GenerateDataConfig, settings))
-    two = settings | {"output": str(tmp_path / "two"), "pool": "ray", "workers": 2}
+    write_corpus(folder / "prompts.jsonl", rows)
+    changes = {"target": "pair/target", "dtype": "float32", "activations": "float32"}
+    changes |= {"max_prompt_tokens": 16, "max_new_tokens": 8, "shard_size": 1}
+    changes |= {"temperatures": [1], "num_per_prompt": 1}
+    generate_data(generation(folder, tmp_path / "one", **changes))
+    two = generation(folder, tmp_path / "two", pool="ray", workers=2, **changes)
     file = tmp_path / "two.yaml"
-    file.write_text("".join(f"{key}: {value!r}\n" for key, value in two.items()))
+    file.write_text(to_yaml(two))
     done = subprocess.run(
         [sys.executable, "-P", "-c", _SCRIPT, str(file)],
         env={**os.environ, "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"},

@@ -12,8 +12,10 @@ import pytest
 import torch
 
 from paceline.measure import Measurement
-from paceline.models.inspection import state_keeper
-from support.models import HYBRIDS, tiny_hf, tiny_tokenizer
+from paceline.models import load_model
+from paceline.models.drafts.layers import subset_layers
+from paceline.models.drafts.save import save_draft
+from support.models import generated, tiny_hf, tiny_tokenizer
 from support.runs import write_corpus
 from support.texts import refused, sets, succeeded
 
@@ -41,12 +43,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def drafted(pair: Path) -> Path:
     """The draft, made by the library as `paceline draft --layers 0,3` does."""
-    from paceline.models import load_model
-    from paceline.models.drafts.layers import subset_layers
-    from paceline.models.drafts.save import save_draft
-
-    target = load_model(pair / "target")
-    save_draft(subset_layers(target, [0, 3]), str(pair / "target"), pair / "draft", torch.float32)
+    draft = subset_layers(load_model(pair / "target"), [0, 3])
+    save_draft(draft, str(pair / "target"), pair / "draft", torch.float32)
     return pair
 
 
@@ -63,22 +61,16 @@ SHORT = sets(num_prompts=8, max_new_tokens=8, gammas="[1,2]")
 
 def test_a_draft_of_its_layers_keeps_their_kinds_and_is_not_timed(run, pair: Path, tmp_path: Path):
     out = tmp_path / "draft"
-    printed = succeeded(run, "draft", "--target", pair / "target", "--layers", "0,3", "--out", out)
-    assert "passes are not timed: one of the models keeps a state" in printed
+    succeeded(run, "draft", "--target", pair / "target", "--layers", "0,3", "--out", out)
     config = json.loads((out / "config.json").read_text())
     assert config["layer_types"] == ["linear_attention", "full_attention"]
 
 
 def test_decode_gives_the_text_of_generate(run, pair: Path):
-    hf = hybrid()
-    tokenizer = tiny_tokenizer()
-    ids: Any = tokenizer(TEXT, return_tensors="pt")["input_ids"]
-    wanted = hf.generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False
-    )
+    ids: Any = tiny_tokenizer()(TEXT)["input_ids"]
     given = ("--prompt", TEXT, "--temperature", "0", "--max-new-tokens", "12", "--json")
     out = succeeded(run, "decode", "--target", pair / "target", *given)
-    assert json.loads(out)["tokens"] == wanted[0, ids.shape[1] :].tolist()
+    assert json.loads(out)["tokens"] == generated(hybrid(), ids, 12)
 
 
 def test_perplexity_is_that_of_the_plain_pass(run, pair: Path):
@@ -159,49 +151,29 @@ def test_analyze_takes_the_cost_ratio_of_the_parameters(run, drafted: Path):
     assert totals
 
 
-@pytest.mark.parametrize("engine", ["vllm", "sglang", "transformers"])
-def test_an_export_is_read_back_and_notes_the_state(
-    run, drafted: Path, tmp_path: Path, engine: str
-):
+def test_an_export_is_read_back(run, drafted: Path, tmp_path: Path):
     out = tmp_path / "export"
-    given = ("--to", engine, "--out", out, "--target", drafted / "target")
-    code, printed, err = run("export", drafted / "draft", *given)
-    assert code == 0, err
-    said = " ".join((printed + err).split())
-    wanted = "refuses assisted generation with" if engine == "transformers" else "must restore when"
-    assert wanted in said
+    given = ("--to", "vllm", "--out", out, "--target", drafted / "target")
+    succeeded(run, "export", drafted / "draft", *given)
     assert (out / "config.json").exists()
 
 
-@pytest.mark.parametrize(
-    ("command", "dry"),
-    [
-        *((command, True) for command in ("verify", "bench", "generate-data")),
-        *((command, False) for command in ("verify", "bench", "generate-data")),
-        ("decode", False),  # it has no dry run
-    ],
-)
+@pytest.mark.parametrize("command", ["verify", "generate-data", "decode"])
 def test_decoding_with_a_draft_is_refused_in_one_line(
-    run, drafted: Path, tmp_path: Path, command: str, dry: bool
+    run, drafted: Path, tmp_path: Path, command: str
 ):
     prompts = drafted / "prompts.jsonl"
     given: dict[str, tuple[Any, ...]] = {
         "verify": (*models(drafted), "--prompts", prompts),
         "decode": (*models(drafted), "--prompt", "the rain"),
-        "bench": (
-            *models(drafted),
-            *sets(task=f"{{task: pairs, corpus: {drafted / 'pairs.jsonl'}}}"),
-            *sets(output=tmp_path / "out", **{"grid.rules": "[lossless]"}),
-        ),
         "generate-data": (
             *("--target", drafted / "target", "--prompts", prompts, "--output", tmp_path / "out"),
-            *sets(draft=drafted / "draft"),
+            *sets(draft=drafted / "draft", max_prompt_tokens=20, max_new_tokens=8),
         ),
     }
-    line = refused(run, command, *given[command], *(["--dry-run"] if dry else []))
+    line = refused(run, command, *given[command])
     assert "qwen3_5_text keeps a state that cannot be rolled back" in line
     assert "plain decoding, alignment" in line
-    assert not (tmp_path / "out").exists()
 
 
 def test_a_sequence_cascade_needs_no_rollback(run, drafted: Path):
@@ -211,14 +183,3 @@ def test_a_sequence_cascade_needs_no_rollback(run, drafted: Path):
         *sets(strategy="{strategy: sequence_cascade, alpha: 1.0}"),
     )
     assert out.strip()
-
-
-@pytest.mark.parametrize("kind", HYBRIDS)
-def test_a_configuration_shows_that_a_model_keeps_a_state(kind: str, tmp_path: Path):
-    tiny_hf(kind).save_pretrained(tmp_path)
-    assert state_keeper(tmp_path) == kind
-
-
-def test_a_configuration_shows_that_a_model_keeps_no_state(tmp_path: Path):
-    tiny_hf("llama").save_pretrained(tmp_path)
-    assert state_keeper(tmp_path) is None

@@ -118,7 +118,7 @@ def test_every_figure_is_drawn_without_a_complaint_or_a_request(kind: str, width
     charts = page.tab.query_selector_all(".chart")
     marks = [chart.query_selector_all('[role="graphics-symbol"]') for chart in charts]
     assert all(marks)
-    assert charts
+    assert charts or kind == "verify"
     assert page.complaints == []
     assert [url for url in page.requests if not url.startswith(("file:", "data:"))] == []
 

@@ -95,7 +95,7 @@ _NURSERY = textwrap.dedent("""
 _CASES = """
 parts:
   - &pair {target: pair/target, draft: pair/draft, device: cpu}
-  - &held_out {train: pair/corpus.jsonl, held_out: pair/corpus.jsonl, keep_states_gb: 1}
+  - &held_out {train: pair/corpus.jsonl, held_out: pair/corpus.jsonl}
   - &few {num_prompts: 2, max_prompt_tokens: 4, max_new_tokens: 4}
   - &evaluation {<<: *few, gamma: 2, every_steps: 2}
   - &task {task: pairs, corpus: pair/questions.jsonl, metric: rouge1}
@@ -204,7 +204,8 @@ def contents(folder: Path) -> dict[str, Any]:
                 held = path.read_bytes()
             case _:
                 held = None
-        if path.name == "answers.jsonl":  # also of cells that were not finished
+        # answers are also of cells that were not finished, and a row replaces that of the same cell
+        if path.name in ("answers.jsonl", "rows.jsonl"):
             held = set(held)
         elif path.name == "metrics.jsonl" and (path.parent / "data").exists():
             held = None  # times of files, of which a stop can leave out one

@@ -52,7 +52,6 @@ CAUSAL = {
 SEQ2SEQ = {
     "marian": "sinusoidal positions",
     "m2m_100": "sinusoidal positions behind that of the padding token",
-    "switch_transformers": "experts, of whose encoder the model reads router logits",
 }
 CHOSEN = {(name, seq2seq) for seq2seq, part in ((False, CAUSAL), (True, SEQ2SEQ)) for name in part}
 FOUND = [each for each in architectures() if each in CHOSEN]

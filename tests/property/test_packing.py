@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.data.packing import PackedText
 from paceline.data.prompts import CorpusConfig
-from paceline.data.sources import Shard
+from paceline.data.sources import PackedText, Shard
 from paceline.data.tokens import last_turn
 from paceline.errors import PromptError
 from support.models import tiny_tokenizer
@@ -102,7 +101,7 @@ def test_a_resumed_stream_reads_one_block_again_and_not_all(tmp_path: Path):
     rows(corpus.stream(2, marks=marks), 40)
     again = corpus.stream(2, marks=marks)
     again.num_drawn = 30
-    with patch("paceline.data.packing.last_turn", side_effect=last_turn) as read:
+    with patch("paceline.data.sources.last_turn", side_effect=last_turn) as read:
         rows(again, 1)
     assert read.call_count <= 4
 

@@ -13,8 +13,8 @@ import torch
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
+from paceline.errors import ContextLengthError, PromptError
 from paceline.models import HfModel, prepare_for_decoding, wrap_model
-from paceline.models.contract import decoder_prompt_of
 from paceline.models.prepare import with_cuda_graphs
 from paceline.models.recorded.session import GraphSession
 from paceline.native import compiled
@@ -52,7 +52,7 @@ class Row(NamedTuple):
 
 
 def row_of(model: HfModel | TableModel, prompt: list[int]) -> Row:
-    start = decoder_prompt_of(model)
+    start = model.decoder_prompt
     return Row(list(prompt)) if start is None else Row(list(start), list(prompt))
 
 
@@ -140,7 +140,7 @@ def play(
 
 
 few = settings(
-    max_examples=12,
+    max_examples=8,
     deadline=None,
     derandomize=True,
     phases=[Phase.explicit, Phase.generate],
@@ -219,3 +219,79 @@ def test_rooms_of_a_fixed_size_change_nothing(
 @runs
 def test_the_fake_keeps_the_same_contract(prompts: list[list[int]], steps: list[tuple[str, int]]):
     play(TableModel.random(VOCABULARY, order=2, seed=3), prompts, steps)
+
+
+# What sessions do besides.
+
+PROMPTS = [[3, 4, 5, 6, 7, 8], [9], [10, 11, 12]]
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "t5", "bart"])
+def test_rows_may_be_repeated_and_reordered(architecture: str):
+    model = tiny_model(architecture)
+    session = model.start_session()
+    session.prefill(PROMPTS)
+    session.keep_rows([2, 1, 2])
+    logits_BNV = session.extend(torch.tensor([[1], [2], [3]]))
+    lengths: list[int] = []
+    for row, (prompt, token) in enumerate((([10, 11, 12], 1), ([9], 2), ([10, 11, 12], 3))):
+        alone = model.start_session()
+        alone.prefill([prompt])
+        assert_same(logits_BNV[row], alone.extend(torch.tensor([[token]]))[0])
+        lengths += alone.lengths
+    assert session.lengths == lengths
+
+
+def test_a_text_longer_than_the_context_is_refused_with_both_numbers():
+    session = tiny_model("llama", max_position_embeddings=8).start_session()
+    with pytest.raises(ContextLengthError, match="9 tokens, but the model's context holds 8"):
+        session.prefill([[1], list(range(9))])
+    session = tiny_model("llama", max_position_embeddings=8).start_session()
+    session.prefill([[1] * 7])
+    with pytest.raises(ContextLengthError, match="9 tokens"):
+        session.extend(torch.tensor([[1, 2]]))
+    session.extend(torch.tensor([[1]]))
+    assert session.lengths == [8]
+
+
+def test_an_empty_prompt_is_refused():
+    with pytest.raises(PromptError, match="at least one token"):
+        tiny_model("llama").start_session().prefill([[1], []])
+
+
+def test_a_session_reads_without_dropout_while_the_model_trains():
+    hf = tiny_hf("gpt2", resid_pdrop=0.5, embd_pdrop=0.5).train()
+    model = wrap_model(hf)
+    first, second = (model.start_session().prefill([[1, 2, 3]]) for _ in range(2))
+    assert torch.equal(first, second)
+    assert hf.training
+
+
+def test_logits_are_float32_and_as_wide_as_the_vocabulary_whatever_the_model_computes_in():
+    model = wrap_model(tiny_hf("llama").to(torch.bfloat16))
+    logits_BV = model.start_session().prefill([[1, 2]])
+    assert (logits_BV.dtype, logits_BV.shape) == (torch.float32, (1, 61))
+
+
+def test_prepared_models_read_what_the_library_reads_through_windows_biases_and_norms():
+    layers = {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 4}
+    text = list(range(3, 40))
+    for architecture, overrides in (
+        ("qwen2", {"use_sliding_window": True, **layers}),
+        ("qwen3", {"use_sliding_window": True, "attention_bias": True, **layers}),
+        ("llama", {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 4}),
+        ("llama", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}}),
+    ):
+        hf = tiny_hf(architecture, **overrides).bfloat16().float()
+        for name, weight in hf.named_parameters():
+            if name.endswith("bias"):
+                torch.nn.init.normal_(weight)
+        prepared = prepare_for_decoding(wrap_model(hf))
+        compilable = "attention_bias" not in overrides
+        assert (reader(prepared) is not None) == (compilable and compiled() is not None)
+        with torch.inference_mode():
+            wanted = hf(input_ids=torch.tensor([text])).logits[0]
+        session = prepared.start_session()
+        assert_same(session.prefill([text[:20]])[0], wanted[19])
+        assert_same(session.extend(torch.tensor([text[20:32]]))[0], wanted[20:32])
+        assert_same(session.extend(torch.tensor([text[32:]]))[0], wanted[32:])

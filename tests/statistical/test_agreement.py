@@ -19,13 +19,13 @@ import torch
 from torch import Tensor
 
 from paceline.core.bootstrap import Interval, ratio_interval
-from paceline.engines.contract import Conventions
+from paceline.engines.vllm import VllmServer
 from paceline.measure import agreement
 from paceline.measure.acceptance import TextScores
 from paceline.measure.agreement import Agreement, Counts, decide_agreement, predicted_counts
 
 GAMMA, LENGTH = 3, 63
-RUNS = {8: 300, 16: 200, 64: 80, 256: 30}
+RUNS = {8: 150, 16: 100, 64: 60}
 # tokens per call / predicted -> part of the acceptance that the engine keeps, by position
 KEEPS = {1.0: (1.0,) * GAMMA, 0.95: (0.9408,) * GAMMA, 0.9: (0.8775,) * GAMMA}
 # 0.06 less at the first position, 0.015 and 0.04 more at the others; tokens per call as predicted
@@ -56,8 +56,7 @@ def simulated(count: int, keeps: tuple[float, ...], seed: int) -> Simulated:
     mask_BT = torch.ones(count, 1 + LENGTH, dtype=torch.bool)
     empty_BT = torch.zeros(count, 1 + LENGTH)
     scores = TextScores(alpha_BT[:, inside], survival_BT[:, inside], empty_BT, empty_BT, mask_BT)
-    conventions = Conventions(counts_behind_end=True)
-    return Simulated(served, predicted_counts(scores, GAMMA, 1 + LENGTH, conventions))
+    return Simulated(served, predicted_counts(scores, GAMMA, 1 + LENGTH, VllmServer))
 
 
 def walked(survival_BT: Tensor, keeps: tuple[float, ...], rng: torch.Generator) -> Counts:
@@ -96,7 +95,7 @@ def requests(count: int, keeps: tuple[float, ...]) -> list[Simulated]:
 
 
 def judge(found: Simulated) -> Agreement:
-    return decide_agreement(*found, engine="vllm")
+    return decide_agreement(*found)
 
 
 @functools.cache
@@ -130,21 +129,13 @@ def at_most(rate: float, count: int) -> float:
 
 
 @pytest.mark.parametrize("count", RUNS)
-def test_an_engine_that_is_off_by_a_twentieth_rarely_agrees(count: int):
+def test_an_engine_that_is_off_rarely_agrees_and_an_exact_one_rarely_differs(count: int):
     assert rates(count, KEEPS[0.95])["agrees"] <= at_most(0.025, count)
-
-
-@pytest.mark.parametrize("count", RUNS)
-def test_an_engine_that_is_off_by_a_tenth_never_agrees(count: int):
     assert rates(count, KEEPS[0.9])["agrees"] <= 0.01
-
-
-@pytest.mark.parametrize("count", RUNS)
-def test_an_exact_engine_rarely_differs(count: int):
     assert rates(count, KEEPS[1.0])["differs"] <= at_most(0.02, count)
 
 
-@pytest.mark.parametrize(("count", "least"), [(16, 0.35), (64, 0.97), (256, 0.97)])
+@pytest.mark.parametrize(("count", "least"), [(16, 0.35), (64, 0.97)])
 def test_an_exact_engine_is_said_to_agree_with_enough_requests(count: int, least: float):
     assert rates(count, KEEPS[1.0])["agrees"] > least
 
@@ -157,18 +148,6 @@ def test_64_requests_show_an_engine_that_is_off(keeps: tuple[float, ...], least:
     assert rates(64, keeps)["differs"] > least
 
 
-def test_the_estimate_of_requests_for_a_verdict_is_of_the_right_size():
-    """Runs of 16 that are undecided ask for a number of requests that decides three in four."""
-    found = verdicts(16, KEEPS[1.0])
-    asked = sorted(16 + one.more_requests for one in found if not one.decided)
-    middle = asked[len(asked) // 2]
-    assert 17 < middle < 128
-    both = simulated(60 * middle, KEEPS[1.0], 5)
-    rows = [slice(run * middle, (run + 1) * middle) for run in range(60)]
-    decided = [judge(Simulated(*(part(side, one) for side in both))).decided for one in rows]
-    assert sum(decided) > 0.75 * 60
-
-
 def test_a_rule_that_agrees_where_no_difference_is_shown_is_caught():
     assert rates_of_mutant(8, KEEPS[0.95])["agrees"] > 0.8
     assert rates_of_mutant(8, KEEPS[0.9])["agrees"] > 0.3
@@ -177,7 +156,7 @@ def test_a_rule_that_agrees_where_no_difference_is_shown_is_caught():
 def test_unpaired_intervals_are_caught(monkeypatch: pytest.MonkeyPatch):
     """Requests vary by more than an engine does from its prediction of each."""
     monkeypatch.setattr(agreement, "ratio_interval", unpaired)
-    words = [judge(found).word for found in requests(16, KEEPS[1.0])[:200]]
+    words = [judge(found).word for found in requests(16, KEEPS[1.0])]
     assert words.count("agrees") < 0.3 * len(words)
 
 
@@ -192,26 +171,26 @@ def unpaired(over: Pair, under: Pair) -> Interval:
 @pytest.mark.parametrize(("chance", "count", "blocks"), [(0.9, 8, 7), (0.8, 64, 1), (0.5, 16, 4)])
 def test_an_exact_engine_rarely_differs_in_few_blocks(chance: float, count: int, blocks: int):
     """With about as few blocks as have a verdict."""
-    found = several_blocks(500, chance, 3, count, blocks)
-    assert num_different(found) <= 500 * 0.05 + 3 * (500 * 0.05 * 0.95) ** 0.5
+    found = several_blocks(250, chance, 3, count, blocks)
+    assert num_different(found) <= 250 * 0.05 + 3 * (250 * 0.05 * 0.95) ** 0.5
 
 
 def test_fewer_blocks_have_no_verdict_and_would_be_judged_wrongly(monkeypatch: pytest.MonkeyPatch):
     """All of 8 blocks are often accepted, and show no spread."""
-    found = several_blocks(200, 0.97, 3, 8, 1)
+    found = several_blocks(100, 0.97, 3, 8, 1)
     assert {judge(one).word for one in found} == {"undecided"}
     monkeypatch.setattr(agreement, "_LEAST_BLOCKS", 0)
-    assert num_different(found) > 200 * 0.5
+    assert num_different(found) > 100 * 0.5
 
 
 def test_six_positions_judged_by_95_percent_each_are_caught(monkeypatch: pytest.MonkeyPatch):
-    found = several_blocks(600, 0.8, 6, 8, 10)
-    assert num_different(found) < 600 * 0.05
+    found = several_blocks(150, 0.8, 6, 8, 10)
+    assert num_different(found) < 150 * 0.05
     plain = agreement.difference_interval
     monkeypatch.setattr(
         *(agreement, "difference_interval"), lambda ours, theirs, **_: plain(ours, theirs)
     )
-    assert num_different(found) > 600 * 0.06
+    assert num_different(found) > 150 * 0.06
 
 
 def num_different(found: list[Simulated]) -> int:

@@ -20,8 +20,7 @@ from torch import Tensor
 
 from paceline.core import block as core_block
 from paceline.core import sampling as core_sampling
-from paceline.core.backend import using
-from paceline.core.block import Drafted, VerifiedRows, verify, verify_block
+from paceline.core.block import Drafted, Verified, verify, verify_block
 from paceline.core.rule_base import Bonus
 from paceline.core.rules import (
     Chow,
@@ -71,7 +70,7 @@ from support.broken_rules import (
     WeighsWithTwiceTheDistance,
 )
 from support.fakes import TableModel, TableSession
-from support.rules import PYTORCH, THRESHOLDS, Pair, length, stating, table
+from support.rules import PYTORCH, THRESHOLDS, Pair, length, stating, table, using
 
 COUNT = 400
 CAUGHT = 4
@@ -190,7 +189,13 @@ def wrong(
 
 
 CASES = [
-    *product([*LOOSE, *AIMED], SETTINGS, (1, 4)),
+    # block lengths by turns too: 7 of them beside 5 settings and 6 ways
+    *(
+        (*case, gamma)
+        for case, gamma in zip(
+            product([*LOOSE, *AIMED], SETTINGS), cycle((1, 4, 3, 1, 4, 2, 4)), strict=False
+        )
+    ),
     *product([str(Lossless()), str(Lossy(0.6)), "chow"], MORE, (3,)),
     *product(AT_0, AT_TEMPERATURE_0, (1, 3)),
     *product(AIMED, ["greedy", "both greedy"], (3,)),
@@ -269,7 +274,7 @@ def test_beyond_the_drafts_context_every_token_follows_the_target(name: str):
 class DrawsANumberAgain(SpeculativeDecoder):
     """Beyond the draft's context every token of a text is drawn with one number."""
 
-    def _verify(self, target: ModelSession, texts: Sequence[Text], *rest: Any) -> VerifiedRows:
+    def _verify(self, target: ModelSession, texts: Sequence[Text], *rest: Any) -> Verified:
         streams = [text._choosing for text in texts if not self._drafts(text)]
         numbers = [list(stream._drawn) for stream in streams]
         found = super()._verify(target, texts, *rest)
@@ -495,7 +500,7 @@ ReturnsUnshapedDraft = proposing(lambda logits, _: logits.softmax(-1).float())
 class VerifiesWithTheDraftsSampling(SpeculativeDecoder):
     """One temperature for both halves of a block, where there are two."""
 
-    def _verify(self, *given: Any) -> VerifiedRows:
+    def _verify(self, *given: Any) -> Verified:
         with patch.object(self, "sampling", self.draft_sampling):
             return super()._verify(*given)
 

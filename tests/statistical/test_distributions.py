@@ -2,10 +2,10 @@
 
 What `test_borders.py` shows decision by decision, given the numbers, here as a whole and without
 assumptions on what numbers a block takes. Every test draws n texts from fixed seeds, counts the
-pairs of tokens at neighbouring places and the first three tokens, and compares them with an exact
-enumeration (`exact.py`) by one chi-square each. It fails where the smallest of these 4 to 6
-p-values is below 1e-4: odds of a false alarm at most 6 in 10,000 for a test under other seeds. The
-mutants draw one number for two uses, and must fail.
+pairs of tokens at neighbouring places, and compares them with an exact enumeration (`exact.py`) by
+one chi-square each. It fails where the smallest of these 3 to 5 p-values is below 1e-4: odds of a
+false alarm at most 5 in 10,000 for a test under other seeds. The mutants draw one number for two
+uses, and must fail.
 """
 
 from unittest.mock import patch
@@ -17,9 +17,8 @@ from paceline.core.rules import Lossless, Lossy
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.rng import named_generator
 from support import exact
-from support.rules import ODDS, PROMPT, Pair, draw, least_p_value, smallest_p_value
+from support.rules import ODDS, Pair, draw, smallest_p_value
 
-COOL = exact.Shaping(temperature=0.7)
 ALL = exact.Shaping(temperature=1.3, top_k=4, top_p=0.9, repetition_penalty=1.2)
 
 
@@ -34,33 +33,22 @@ def test_the_baseline_follows_the_target():
     """n = 3,000."""
     pair = Pair(order=2, shaping=ALL)
     texts = draw(AutoregressiveDecoder(pair.target, pair.sampling), 1, 3000)
-    assert least_p_value(texts, pair.plain(1)) > ODDS
+    assert smallest_p_value(texts, pair.plain(1)) > ODDS
 
 
 def test_lossless_speculation_follows_the_target():
     """n = 2,000."""
     pair = Pair(2, ALL)
     decoder = SpeculativeDecoder(pair.target, pair.draft, gamma=4, sampling=pair.sampling)
-    assert least_p_value(draw(decoder, 4, 2000), pair.plain(4)) > ODDS
+    assert smallest_p_value(draw(decoder, 4, 2000), pair.plain(4)) > ODDS
 
 
 def test_a_lossy_rule_follows_what_it_induces_and_its_bonus_tokens_the_target():
     """n = 2,000. The target's own distribution must fail on the same texts: the test has power."""
     pair = Pair(order=1)
     texts = draw(SpeculativeDecoder(pair.target, pair.draft, Lossy(0.5, 1.6), gamma=3), 3, 2000)
-    assert least_p_value(texts, pair.speculative(exact.lossy(0.5, 1.6), 3)) > ODDS
+    assert smallest_p_value(texts, pair.speculative(exact.lossy(0.5, 1.6), 3)) > ODDS
     assert smallest_p_value(texts, pair.plain(3)) < ODDS
-
-
-@pytest.mark.parametrize(("batch", "gamma"), [(1, 4), (3, 1)])
-def test_long_texts_of_small_batches_follow_the_target_at_every_place(batch: int, gamma: int):
-    """n = 900 transitions, one chi-square over all contexts; false alarm 1 in 10,000."""
-    pair = Pair(order=1, shaping=COOL)
-    decoder = SpeculativeDecoder(pair.target, pair.draft, gamma=gamma, sampling=pair.sampling)
-    found = decoder.generate([PROMPT] * batch, 900 // batch, seed=20)
-    texts = [generation.tokens for generation in found]
-    assert exact.transitions_p_value(texts, pair.p, order=1) > ODDS
-    assert exact.transitions_p_value(texts, pair.q, order=1) < ODDS
 
 
 # vllm#47386: one random stream for drafting, accepting and recovering

@@ -15,13 +15,13 @@ from paceline.core.sampling import SamplingParams
 from paceline.engines.contract import BlockCounts, Engine, Request, Served
 from paceline.measure import engine_costs, served
 from paceline.measure.engine_costs import StepTimer, WriteCosts, over_starts
-from paceline.measure.served_runs import Answers
+from paceline.measure.served import Answers
 from paceline.progress import silent
 from paceline.results.figures import FIGURES
 from paceline.results.row import Row, Source
 
 TOKENS, GAMMAS, STEP_S, STARTS = 64, (0, 1, 3, 6), 0.01, 3
-RUNS = 150
+RUNS = 80
 REQUESTS = Row(
     population="requests",
     units=tuple(range(63)),

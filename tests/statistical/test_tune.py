@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.bench.sequential_test import Bound, confirm
-from paceline.bench.tuning import Tried, TuneConfig
+from paceline.bench.sequential_test import Bound, Tried, confirm
+from paceline.bench.tune import TuneConfig
 from paceline.config import validate
 from paceline.core.rules import Chow
 from paceline.decode.strategies import DecodingConfig

@@ -29,7 +29,7 @@ from support.results import gamma_row, result_row
 if TYPE_CHECKING:
     from paceline.results.row import Row
 
-RUNS = 200
+RUNS = 120
 ONE, FIVE = (3,), (1, 2, 3, 4, 5)
 NOMINAL = 0.025
 
@@ -94,9 +94,7 @@ def in_an_engine(
         rounds = mean * normal(12, world.passes / 2, rng).exp()
         seconds = median_interval(rounds)
         of_start = [seconds.value]
-        return StepCost(
-            gamma=gamma, batch_size=1, seconds=seconds, seconds_by_start=of_start, num_steps=9
-        )
+        return StepCost(gamma=gamma, batch_size=1, seconds=seconds, seconds_by_start=of_start)
 
     costs = costs_of(step(0, 1.0), *(step(gamma, cost) for gamma in gammas))
     return costs.step_costs(gammas, 1)
@@ -105,7 +103,7 @@ def in_an_engine(
 def row(gamma: int, passes: PassCosts, counts: tuple[Tensor, Tensor]) -> Row:
     base = gamma_row(gamma, count=len(counts[0]))
     base = base.extended(dict(zip(("emitted", "calls"), counts, strict=True)))
-    return passes.priced(base, gamma, gamma)
+    return passes.priced(base)
 
 
 ALPHA = Interval(0.5, 0.45, 0.55)

@@ -5,11 +5,10 @@ from typing import Any
 
 import pytest
 
-from paceline.core.backend import using
 from paceline.decode import Generation, SpeculativeDecoder
 from paceline.models.contract import ModelSession
-from paceline.models.llama.cpu_session import CompiledSession
-from support.rules import VerifiesInPyTorch
+from paceline.models.llama.cpu import CompiledSession
+from support.rules import VerifiesInPyTorch, using
 
 
 def plainly(half: Callable[..., Any], *given: Any) -> Any:

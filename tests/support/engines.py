@@ -29,8 +29,8 @@ from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.decode.text import Block, count_blocks
 from paceline.engines.contract import BlockCounts, Request
 from paceline.engines.contract import Served as Answered
-from paceline.measure.engine_costs import EngineCosts, Starts, StepCost
-from paceline.measure.served_runs import ServedConfig
+from paceline.measure.engine_costs import EngineCosts, StepCost
+from paceline.measure.served import ServedConfig
 from paceline.models import CausalModel, HfModel, load_model, prepare_for_decoding
 from paceline.models.contract import Texts
 from paceline.models.loading import load_tokenizer
@@ -398,7 +398,6 @@ def step(gamma: int, seconds: float, batch_size: int = 1) -> StepCost:
         batch_size=batch_size,
         seconds=Interval(seconds, seconds * 0.9, seconds * 1.1),
         seconds_by_start=[seconds],
-        num_steps=100,
     )
 
 
@@ -411,9 +410,7 @@ def costs_of(*steps: StepCost, **changes: Any) -> EngineCosts:
         "full_vocabulary": True,
         "target_parameters": 1,
         "draft_parameters": 1,
-        "mean_context": 50.0,
         "steps": list(steps),
-        "starts": Starts(),
         "served": {},
         "environment": {},
     }

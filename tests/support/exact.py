@@ -11,7 +11,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import product
 from typing import NamedTuple
 
 from scipy.stats import chi2
@@ -132,23 +131,6 @@ def plain_texts(p: NextToken, prompt: tuple[int, ...], length: int) -> dict[tupl
     return texts
 
 
-def speculative_texts(
-    p: NextToken,
-    q: NextToken,
-    rule: RuleVectors,
-    *,
-    gamma: int,
-    prompt: tuple[int, ...],
-    length: int,
-) -> dict[tuple[int, ...], float]:
-    """Every speculative text of `length` tokens with its probability."""
-
-    def judged(text: tuple[int, ...]) -> tuple[Distribution, Distribution]:
-        return rule(p(text), q(text))
-
-    return judged_texts(p, q, judged, gamma=gamma, prompt=prompt, length=length)
-
-
 def judged_texts(
     p: NextToken,
     q: NextToken,
@@ -213,16 +195,6 @@ def pair_p_values(
     return p_values
 
 
-def beginning_p_value(
-    observed: Sequence[Sequence[int]], exact: dict[tuple[int, ...], float], count: int
-) -> float:
-    """One chi-square p-value for the first `count` tokens together."""
-    expected: dict[tuple[int, ...], float] = defaultdict(float)
-    for text, mass in exact.items():
-        expected[text[:count]] += mass
-    return chi_square_p_value(Counter(tuple(text[:count]) for text in observed), expected)
-
-
 def chi_square_p_value(
     counts: Counter[tuple[int, ...]], expected: dict[tuple[int, ...], float]
 ) -> float:
@@ -251,28 +223,6 @@ def chi_square_p_value(
 def limit(rate: float, count: int) -> float:
     """What a frequency of `count` trials exceeds with odds below 1e-4 at this rate: 4 errors."""
     return rate + 4 * math.sqrt(rate * (1 - rate) / count)
-
-
-def transitions_p_value(texts: Sequence[Sequence[int]], p: NextToken, order: int) -> float:
-    """All transitions of long texts against p, context by context, as one chi-square.
-
-    Given its context each token of a lossless text is an independent draw from p.
-    """
-    size = len(p((0,) * order))
-    counts = {context: Counter[int]() for context in product(range(size), repeat=order)}
-    for text in texts:
-        for place in range(order, len(text)):
-            counts[tuple(text[place - order : place])][text[place]] += 1
-    statistic, freedom = 0.0, 0
-    for context, counter in counts.items():
-        total = counter.total()
-        means = [share * total for share in p(context)]
-        if min(means) < 5:
-            continue
-        freedom += size - 1
-        statistic += math.fsum((counter[v] - mean) ** 2 / mean for v, mean in enumerate(means))
-    assert freedom, "the texts are too short for a single context"
-    return float(chi2.sf(statistic, freedom))
 
 
 Texts = dict[tuple[int, ...], float]
@@ -388,21 +338,3 @@ def target_bonus_texts(
 
     blocks = {"gamma": gamma, "prompt": prompt, "length": length}
     return judged_texts(models.p, models.q, judged, **blocks, first_from_target=True)
-
-
-def aimed_texts(models: Models, aim: Aim, prompt: tuple[int, ...], length: int) -> Texts:
-    """Every token from pi, the first one too, wherever blocks begin and end."""
-
-    @cache
-    def pi(*given: tuple[float, ...]) -> Distribution:
-        return aim(*map(list, given))
-
-    texts: Texts = {(): 1.0}
-    for _ in range(length):
-        longer: Texts = {}
-        for text, mass in texts.items():
-            for token, share in enumerate(pi(*map(tuple, models(prompt + text)))):
-                if share:
-                    longer[(*text, token)] = mass * share
-        texts = longer
-    return texts

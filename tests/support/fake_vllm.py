@@ -104,7 +104,6 @@ class FakeVllm:
             monkeypatch.setitem(sys.modules, name, module)
             module.__dict__["keep_top_p"] = keep_top_p
             exec(source, module.__dict__)
-        monkeypatch.setattr(vllm_plugin, "counter", vllm_plugin.Counter())
 
     def __getitem__(self, name: str) -> Any:
         return self._modules[name]

@@ -3,7 +3,7 @@
 Shape suffixes: B batch, N new tokens, O order, V vocabulary, W width of the widest row.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,46 +16,35 @@ class TableModel:
     """A model whose next-token probabilities depend on the last `order` tokens; float64.
 
     Args:
-        table: Probabilities (rows sum to 1). Either [V**order, V], where the row for the context
-            (a, b) is `a * V + b`, or a function from the last `order` tokens to [V]. Tokens before
-            the start of the text count as token 0.
-        order: Required with a function; a table's order follows from its shape.
+        table: Probabilities (rows sum to 1), [V**order, V]; the row for the context (a, b) is
+            `a * V + b`. Tokens before the start of the text count as token 0.
         eos_token_ids: Tokens that end a text.
         max_length: Context length, None for no limit.
-        num_parameters: Any number; for speed figures.
 
     Attributes:
         num_passes: Forward passes so far, over all sessions.
     """
 
     tokenizer: Any = None
+    decoder_prompt = max_source_length = source_vocab_size = forced_eos = None
 
     def __init__(
         self,
-        table: Tensor | Callable[[tuple[int, ...]], Tensor],
+        table: Tensor,
         *,
-        order: int | None = None,
         eos_token_ids: tuple[int, ...] = (),
         max_length: int | None = None,
-        num_parameters: int = 1,
     ) -> None:
-        if isinstance(table, Tensor):
-            self._log_probs = table.to(torch.float64).log()
-            self.vocab_size = table.shape[-1]
-            self.order = 0
-            while self.vocab_size**self.order < len(table):
-                self.order += 1
-            assert len(table) == self.vocab_size**self.order, "a table has V**order rows"
-            self._function = None
-        else:
-            assert order is not None, "a function needs its order"
-            self.order = order
-            self.vocab_size = table((0,) * order).shape[-1]
-            self._function = table
+        self._log_probs = table.to(torch.float64).log()
+        self.vocab_size = table.shape[-1]
+        self.order = 0
+        while self.vocab_size**self.order < len(table):
+            self.order += 1
+        assert len(table) == self.vocab_size**self.order, "a table has V**order rows"
         self._powers = self.vocab_size ** torch.arange(self.order - 1, -1, -1)
         self.eos_token_ids = eos_token_ids
         self.max_length = max_length
-        self.num_parameters = num_parameters
+        self.num_parameters = 1
         self.num_passes = 0
 
     @classmethod
@@ -79,8 +68,6 @@ class TableModel:
         """log p(next | context), [V] float64; -inf where the table holds 0."""
         last = (0,) * self.order + tuple(context)
         last = last[len(last) - self.order :]
-        if self._function is not None:
-            return self._function(last).to(torch.float64).log()
         row = 0
         for token in last:
             row = row * self.vocab_size + token
@@ -91,9 +78,6 @@ class TableModel:
 
     def look_up(self, contexts: Tensor) -> Tensor:
         """log p(next | context) for many contexts at once, [..., order] -> [..., V] float64."""
-        if self._function is not None:
-            rows = [self._function(tuple(c)).log() for c in contexts.flatten(0, -2).tolist()]
-            return torch.stack(rows).to(torch.float64).view(*contexts.shape[:-1], self.vocab_size)
         return self._log_probs[(contexts * self._powers).sum(-1)]
 
 

@@ -19,7 +19,6 @@ def write_gguf(
     hf: PreTrainedModel,
     *,
     file_type: int = F32,
-    names_type: bool = True,
     arch: str = "llama",
     vocabulary: Callable[[gguf.GGUFWriter], None] | None = None,
     tensors: dict[str, np.ndarray] | None = None,
@@ -31,8 +30,7 @@ def write_gguf(
     """
     config = hf.config
     writer = gguf.GGUFWriter(path, arch)
-    if names_type:
-        writer.add_file_type(file_type)
+    writer.add_file_type(file_type)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)

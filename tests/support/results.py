@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.bench.answers import keep, sums_of_answer
-from paceline.bench.settings import setting_of
+from paceline.bench.answers import keep, setting_of, sums_of_answer
 from paceline.bench.workbench import cell_key
+from paceline.core.rule_base import Rule
 from paceline.core.rules import AnyRule
 from paceline.core.sampling import SamplingParams
 from paceline.core.stats import DecodeStats, TimedAnswer, Times
@@ -60,7 +60,7 @@ def row(
     context: str = "c0ffee",
 ) -> Row:
     """A cell; a rule stands for speculative decoding with it."""
-    if hasattr(strategy, "accept_probs"):
+    if isinstance(strategy, Rule):
         strategy = Speculative(rule=strategy, num_speculative_tokens=gamma)  # pyright: ignore
     sampling = SamplingParams(temperature=temperature, top_p=top_p)
     decoding = DecodingConfig(strategy=strategy, sampling=sampling)  # pyright: ignore

@@ -1,13 +1,14 @@
 """Rules, backends and pairs of models that tests share, and the one test of distributions."""
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import cache
 from typing import Any
 
 import torch
 
-from paceline.core.backend import Backend
+from paceline.core.backend import Backend, register, registered
 from paceline.core.rules import (
     BiLDRule,
     Chow,
@@ -139,8 +140,13 @@ class Pair:
 
     def speculative(self, rule: exact.RuleVectors, gamma: int) -> dict[tuple[int, ...], float]:
         """What it follows under a rule."""
-        return exact.speculative_texts(
-            self.p, self.q, rule, gamma=gamma, prompt=tuple(PROMPT), length=length(gamma)
+        return exact.judged_texts(
+            self.p,
+            self.q,
+            lambda text: rule(self.p(text), self.q(text)),
+            gamma=gamma,
+            prompt=tuple(PROMPT),
+            length=length(gamma),
         )
 
 
@@ -149,9 +155,9 @@ def length(gamma: int) -> int:
     return max(4, gamma + 2)
 
 
-def draw(decoder: Decoder, gamma: int, count: int, first_seed: int = 0) -> list[list[int]]:
+def draw(decoder: Decoder, gamma: int, count: int) -> list[list[int]]:
     """Many texts, each from a seed of its own, in one batch."""
-    found = decoder.generate([PROMPT] * count, length(gamma), seed=first_seed)
+    found = decoder.generate([PROMPT] * count, length(gamma))
     return [generation.tokens for generation in found]
 
 
@@ -162,7 +168,12 @@ def smallest_p_value(
     return min(exact.pair_p_values(texts, expected))
 
 
-def least_p_value(texts: Sequence[Sequence[int]], expected: dict[tuple[int, ...], float]) -> float:
-    """As `smallest_p_value`, and of the triples of the first three tokens."""
-    triples = exact.beginning_p_value(texts, expected, 3)
-    return min(triples, smallest_p_value(texts, expected))
+@contextmanager
+def using(backend: Backend) -> Generator[None]:
+    """Use this backend within a `with` block; `Backend()` selects PyTorch."""
+    before = registered()
+    register(backend)
+    try:
+        yield
+    finally:
+        register(before)

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from paceline.bench import BenchConfig
-from paceline.config import validate
 from paceline.records import read_jsonl
 from paceline.train import AlignConfig
+from support.configs import small
 from support.models import tiny_pair
 from support.processes import finish, start
 
@@ -48,21 +48,8 @@ def write_corpus(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 
 def align_config(folder: Path, output: Path, **changes: Any) -> AlignConfig:
-    """Ten steps of four short rows, in float32 on the CPU."""
-    values: dict[str, Any] = {
-        "target": str(folder / "target"),
-        "draft": str(folder / "draft"),
-        "output": str(output),
-        "data": {"train": str(folder / "corpus.jsonl")},
-        "num_steps": 10,
-        "batch_size": 4,
-        "max_prompt_tokens": 5,
-        "max_completion_tokens": 11,
-        "optimizer": {"kind": "adamw", "learning_rate": 3e-3},
-        "precision": "float32",
-        "device": "cpu",
-    }
-    return validate(AlignConfig, values | changes)
+    """Ten steps of four short rows."""
+    return small("align", folder, output, **changes)
 
 
 def held_out(folder: Path, **settings: Any) -> dict[str, Any]:
@@ -79,8 +66,7 @@ def losses(run: Path) -> list[float]:
     return [row["loss"] for row in rows]
 
 
-# argv: configurations. Each process leaves the bytes that it holds beside each: of the target's
-# weights, of the draft's, and of the moments.
+# argv: configurations. Each process leaves the bytes of the target's weights beside each.
 _PROCESS = textwrap.dedent("""
     import json, os, sys
     from pathlib import Path
@@ -89,18 +75,14 @@ _PROCESS = textwrap.dedent("""
     from paceline.train import AlignConfig, align
     from paceline.train.step import Stepper
 
-    def num_bytes(tensors):
-        return sum((t.to_local() if isinstance(t, DTensor) else t).nbytes for t in tensors)
+    def num_bytes(weights):
+        return sum((w.to_local() if isinstance(w, DTensor) else w).nbytes for w in weights)
 
     def counting(step, file):
         def counted(self, *arguments):
             figures = step(self, *arguments)
-            models = (self.target, self.model)
-            of_models = ([*m.hf.parameters()] if m else [] for m in models)
-            weights = ({id(w): w for w in each}.values() for each in of_models)
-            states = self.optimizer.state.values()
-            moments = [m for state in states for m in state.values() if m.dim()]
-            file.write_text(json.dumps([*map(num_bytes, weights), num_bytes(moments)]))
+            weights = {id(w): w for w in self.target.hf.parameters()} if self.target else {}
+            file.write_text(json.dumps(num_bytes(weights.values())))
             return figures
         return counted
 
@@ -111,10 +93,10 @@ _PROCESS = textwrap.dedent("""
 """)
 
 
-def two_processes(configs: Sequence[AlignConfig], folder: Path) -> list[list[list[int]]]:
+def two_processes(configs: Sequence[AlignConfig], folder: Path) -> list[list[int]]:
     """Run each on the same two processes, started as torchrun would.
 
-    -> for each run: the bytes of target, draft and moments on each process.
+    -> for each run: the bytes of the target on each process.
     """
     files = [folder / f"config-{number}.json" for number in range(len(configs))]
     for file, config in zip(files, configs, strict=True):
@@ -151,16 +133,4 @@ QUESTIONS = [
 
 def bench_config(folder: Path, output: Path, grid: dict[str, Any], **changes: Any) -> BenchConfig:
     """Five examples, of which two are timed."""
-    values: dict[str, Any] = {
-        "target": str(folder / "target"),
-        "draft": str(folder / "draft"),
-        "task": {"task": "pairs", "corpus": str(folder / "questions.jsonl"), "metric": "rouge1"},
-        "output": output,
-        "grid": grid,
-        "num_examples": 5,
-        "num_timed": 2,
-        "max_new_tokens": 9,
-        "dtype": "float32",
-        "device": "cpu",
-    }
-    return BenchConfig(**(values | changes))
+    return small("bench", folder, output, grid=grid, **changes)

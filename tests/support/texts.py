@@ -1,16 +1,13 @@
 """Chat templates and tokenizers of the families that users bring, and texts of the command line.
 
-The templates in chat_templates/ are written after the public descriptions of these families. The
-expected texts are written by hand: what the model writes stands between « and ».
+The templates in chat_templates/ are written after the public descriptions of these families, and
+the expected texts in families.yaml by hand.
 """
-
-# ruff: noqa: E501, RUF001  # the tokens of DeepSeek have wide bars
 
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import yaml
@@ -59,223 +56,26 @@ class Family(NamedTuple):
     special: str
     stops: str
     talk: str | tuple[str, ...]
-    weather: str | tuple[str, ...] = ()
-    messages: Sequence[Mapping[str, Any]] = tuple(TALK)
-    arguments: Mapping[str, Any] = MappingProxyType({})
+    weather: str | tuple[str, ...]
+    messages: Sequence[Mapping[str, Any]]
+    arguments: Mapping[str, Any]
 
 
 CHATML = "<|endoftext|> <|im_end|> <|im_start|>"
-CHATML_TALK = (
-    "<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant"
-    "\n«hello<|im_end|>»\n<|im_start|>user\nsum?<|im_end|>\n<|im_start|>assistant\n"
-    "«4 cats<|im_end|>»"
-)
-QWEN_WEATHER = (
-    f"<|im_start|>system\nTools: {TOOLS}<|im_end|>\n<|im_start|>user\nrain?<|im_end|>\n"
-    "<|im_start|>assistant\n«<think>\n\n</think>\n\n<tool_call>" + CALLED + "</tool_call>"
-    "<|im_end|>»",
-    f"<|im_start|>system\nTools: {TOOLS}<|im_end|>\n<|im_start|>user\nrain?<|im_end|>\n"
-    "<|im_start|>assistant\n<tool_call>" + CALLED + "</tool_call><|im_end|>\n<|im_start|>user\n"
-    "wet<|im_end|>\n<|im_start|>assistant\n«<think>\n\n</think>\n\ntake a coat<|im_end|>»",
-)
+
+
+def _family(
+    *, talk: Any, weather: Any = (), thinks: bool = False, arguments: Any = None, **others: str
+) -> Family:
+    talk, weather = (tuple(one) if isinstance(one, list) else one for one in (talk, weather))
+    messages = THOUGHT if thinks else TALK
+    return Family(
+        talk=talk, weather=weather, messages=messages, arguments=arguments or {}, **others
+    )
+
+
 CHAT_FAMILIES = [
-    Family(
-        "chatml",
-        CHATML,
-        "<|im_end|> <|endoftext|>",
-        CHATML_TALK,
-        f"<|im_start|>system\nTools: {TOOLS}<|im_end|>\n<|im_start|>user\nrain?<|im_end|>\n"
-        f"<|im_start|>assistant\n«<tool_call>\n{CALLED}\n</tool_call><|im_end|>»\n<|im_start|>tool"
-        "\nwet<|im_end|>\n<|im_start|>assistant\n«take a coat<|im_end|>»",
-    ),
-    Family(
-        "llama2",
-        "<s> </s>",
-        "</s>",
-        "<s>[INST] <<SYS>>\nbe brief\n<</SYS>>\n\nhi [/INST]« hello </s>»<s>[INST] sum? [/INST]"
-        "« 4 cats </s>»",
-    ),
-    Family(
-        "llama3",
-        "<|begin_of_text|> <|eot_id|> <|start_header_id|> <|end_header_id|> <|end_of_text|>",
-        "<|end_of_text|> <|eot_id|>",
-        "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nbe brief<|eot_id|>"
-        "<|start_header_id|>user<|end_header_id|>\n\nhi<|eot_id|><|start_header_id|>assistant"
-        "<|end_header_id|>\n\n«hello<|eot_id|>»<|start_header_id|>user<|end_header_id|>\n\nsum?"
-        "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n«4 cats<|eot_id|>»",
-        f"<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nFunctions: {TOOLS}\n\nrain?"
-        '<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n«{"name": "weather", '
-        '"parameters": {"city": "Oslo"}}<|eot_id|>»<|start_header_id|>ipython<|end_header_id|>\n\n'
-        '"wet"<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n«take a coat<|eot_id|>»',
-    ),
-    Family(
-        "llama4",
-        "<|begin_of_text|> <|eot|> <|header_start|> <|header_end|> <|end_of_text|> <|eom|>",
-        "<|end_of_text|> <|eom|> <|eot|>",
-        "<|begin_of_text|><|header_start|>system<|header_end|>\n\nbe brief<|eot|><|header_start|>"
-        "user<|header_end|>\n\nhi<|eot|><|header_start|>assistant<|header_end|>\n\n«hello<|eot|>»"
-        "<|header_start|>user<|header_end|>\n\nsum?<|eot|><|header_start|>assistant<|header_end|>"
-        "\n\n«4 cats<|eot|>»",
-        f"<|begin_of_text|><|header_start|>user<|header_end|>\n\nFunctions: {TOOLS}\n\nrain?<|eot|>"
-        '<|header_start|>assistant<|header_end|>\n\n«{"name": "weather", "parameters": {"city": '
-        '"Oslo"}}<|eot|>»<|header_start|>ipython<|header_end|>\n\nwet<|eot|><|header_start|>'
-        "assistant<|header_end|>\n\n«take a coat<|eot|>»",
-    ),
-    Family(
-        "mistral",
-        "<s> </s> [INST] [/INST] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] [TOOL_CALLS] "
-        "[TOOL_RESULTS] [/TOOL_RESULTS]",
-        "</s>",
-        (
-            "<s>[INST] be brief\n\nhi[/INST]« hello</s>»",
-            "<s>[INST] hi[/INST] hello</s>[INST] be brief\n\nsum?[/INST]« 4 cats</s>»",
-        ),
-        f"<s>[AVAILABLE_TOOLS] {TOOLS}[/AVAILABLE_TOOLS][INST] rain?[/INST]«[TOOL_CALLS] "
-        '[{"name": "weather", "arguments": {"city": "Oslo"}, "id": "call00001"}]</s>»'
-        '[TOOL_RESULTS] {"content": "wet", "call_id": "call00001"}[/TOOL_RESULTS]'
-        "« take a coat</s>»",
-    ),
-    Family(
-        "gemma",
-        "<bos> <eos> <start_of_turn> <end_of_turn>",
-        "<eos> <end_of_turn>",
-        "<bos><start_of_turn>user\nbe brief\n\nhi<end_of_turn>\n<start_of_turn>model\n"
-        "«hello<end_of_turn>»\n<start_of_turn>user\nsum?<end_of_turn>\n<start_of_turn>model\n"
-        "«4 cats<end_of_turn>»",
-    ),
-    Family(
-        "phi",
-        "<s> <|endoftext|> <|end|> <|system|> <|user|> <|assistant|> <|tool_call|>",
-        "<|endoftext|> <|assistant|> <|end|>",
-        "<|system|>\nbe brief<|end|>\n<|user|>\nhi<|end|>\n<|assistant|>\n«hello<|end|>»\n<|user|>"
-        "\nsum?<|end|>\n<|assistant|>\n«4 cats<|end|>»",
-        f"<|user|>\nrain?<|end|>\n<|assistant|>\n«<|tool_call|>{CALLED}<|/tool_call|><|end|>»\n"
-        "<|tool|>\nwet<|end|>\n<|assistant|>\n«take a coat<|end|>»",
-    ),
-    Family(
-        "qwq",
-        CHATML,
-        "<|im_end|> <|endoftext|>",
-        (
-            "<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>"
-            "assistant\n<think>\n«greet\n</think>\n\nhello<|im_end|>»",
-            "<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>"
-            "assistant\nhello<|im_end|>\n<|im_start|>user\nsum?<|im_end|>\n<|im_start|>assistant\n"
-            "<think>\n«add\n</think>\n\n4 cats<|im_end|>»",
-        ),
-        messages=THOUGHT,
-    ),
-    Family(
-        "qwen3",
-        CHATML,
-        "<|im_end|> <|endoftext|>",
-        (
-            "<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>"
-            "assistant\n«<think>\ngreet\n</think>\n\nhello<|im_end|>»",
-            "<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>"
-            "assistant\nhello<|im_end|>\n<|im_start|>user\nsum?<|im_end|>\n<|im_start|>assistant\n"
-            "«<think>\nadd\n</think>\n\n4 cats<|im_end|>»",
-        ),
-        QWEN_WEATHER,
-        messages=THOUGHT,
-    ),
-    Family(
-        "qwen3",
-        CHATML,
-        "<|im_end|> <|endoftext|>",
-        (
-            "<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>"
-            "assistant\n<think>\n\n</think>\n\n«hello<|im_end|>»",
-            "<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>"
-            "assistant\nhello<|im_end|>\n<|im_start|>user\nsum?<|im_end|>\n<|im_start|>assistant\n"
-            "<think>\n\n</think>\n\n«4 cats<|im_end|>»",
-        ),
-        arguments={"enable_thinking": False},
-    ),
-    Family(
-        "deepseek_r1",
-        "<｜begin▁of▁sentence｜> <｜end▁of▁sentence｜> <｜User｜> <｜Assistant｜>",
-        "<｜end▁of▁sentence｜>",
-        (
-            "<｜begin▁of▁sentence｜>be brief<｜User｜>hi<｜Assistant｜><think>\n«greet\n</think>\n\n"
-            "hello<｜end▁of▁sentence｜>»",
-            "<｜begin▁of▁sentence｜>be brief<｜User｜>hi<｜Assistant｜>\n\nhello<｜end▁of▁sentence｜>"
-            "<｜User｜>sum?<｜Assistant｜><think>\n«add\n</think>\n\n4 cats<｜end▁of▁sentence｜>»",
-        ),
-        messages=THOUGHT,
-    ),
-    Family(
-        "gpt_oss",
-        "<|startoftext|> <|return|> <|start|> <|message|> <|end|> <|channel|> <|call|> "
-        "<|endoftext|>",
-        "<|return|> <|endoftext|> <|call|>",
-        (
-            "<|start|>system<|message|>You are a model.\nReasoning: high<|end|><|start|>developer"
-            "<|message|>be brief<|end|><|start|>user<|message|>hi<|end|><|start|>assistant"
-            "«<|channel|>final<|message|>hello<|return|>»",
-            "<|start|>system<|message|>You are a model.\nReasoning: high<|end|><|start|>developer"
-            "<|message|>be brief<|end|><|start|>user<|message|>hi<|end|><|start|>assistant"
-            "<|channel|>final<|message|>hello<|end|><|start|>user<|message|>sum?<|end|><|start|>"
-            "assistant«<|channel|>final<|message|>4 cats<|return|>»",
-        ),
-        "<|start|>system<|message|>You are a model.\nReasoning: high<|end|><|start|>developer"
-        f"<|message|>\n# Tools\n{TOOLS}<|end|><|start|>user<|message|>rain?<|end|><|start|>"
-        "assistant« to=functions.weather<|channel|>commentary json<|message|>"
-        '{"city": "Oslo"}<|call|>»<|start|>functions.weather to=assistant<|channel|>commentary'
-        '<|message|>"wet"<|end|><|start|>assistant«<|channel|>final<|message|>take a coat'
-        "<|return|>»",
-        arguments={"reasoning_effort": "high"},
-    ),
-    Family(
-        "granite",
-        "<|end_of_text|> <|end_of_text|> <|start_of_role|> <|end_of_role|> <|tool_call|>",
-        "<|end_of_text|>",
-        "<|start_of_role|>system<|end_of_role|>be brief<|end_of_text|>\n<|start_of_role|>user"
-        "<|end_of_role|>hi<|end_of_text|>\n<|start_of_role|>assistant<|end_of_role|>"
-        "«hello<|end_of_text|>»\n<|start_of_role|>user<|end_of_role|>sum?<|end_of_text|>\n"
-        "<|start_of_role|>assistant<|end_of_role|>«4 cats<|end_of_text|>»",
-        "<|start_of_role|>system<|end_of_role|>You are Granite.<|end_of_text|>\n<|start_of_role|>"
-        "user<|end_of_role|>rain?<|end_of_text|>\n<|start_of_role|>tools<|end_of_role|>"
-        f"{TOOLS}<|end_of_text|>\n<|start_of_role|>assistant<|end_of_role|>«<|tool_call|>[{CALLED}]"
-        "<|end_of_text|>»\n<|start_of_role|>tool_response<|end_of_role|>wet<|end_of_text|>\n"
-        "<|start_of_role|>assistant<|end_of_role|>«take a coat<|end_of_text|>»",
-    ),
-    Family(
-        "command_r",
-        "<BOS_TOKEN> <|END_OF_TURN_TOKEN|> <|START_OF_TURN_TOKEN|> <|SYSTEM_TOKEN|> <|USER_TOKEN|> "
-        "<|CHATBOT_TOKEN|> <|START_ACTION|> <|END_ACTION|>",
-        "<|END_OF_TURN_TOKEN|>",
-        "<BOS_TOKEN><|START_OF_TURN_TOKEN|><|SYSTEM_TOKEN|>be brief<|END_OF_TURN_TOKEN|>"
-        "<|START_OF_TURN_TOKEN|><|USER_TOKEN|>hi<|END_OF_TURN_TOKEN|><|START_OF_TURN_TOKEN|>"
-        "<|CHATBOT_TOKEN|>«hello<|END_OF_TURN_TOKEN|>»<|START_OF_TURN_TOKEN|><|USER_TOKEN|>sum?"
-        "<|END_OF_TURN_TOKEN|><|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>"
-        "«4 cats<|END_OF_TURN_TOKEN|>»",
-        f"<BOS_TOKEN><|START_OF_TURN_TOKEN|><|USER_TOKEN|>rain?\n## Tools\n{TOOLS}"
-        "<|END_OF_TURN_TOKEN|><|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>«<|START_ACTION|>"
-        f"[{CALLED}]<|END_ACTION|><|END_OF_TURN_TOKEN|>»<|START_OF_TURN_TOKEN|><|SYSTEM_TOKEN|>wet"
-        "<|END_OF_TURN_TOKEN|><|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>"
-        "«take a coat<|END_OF_TURN_TOKEN|>»",
-    ),
-    Family(
-        "smollm3",
-        CHATML,
-        "<|im_end|>",
-        "<|im_start|>system\nReasoning: /think\nbe brief<|im_end|>\n<|im_start|>user\nhi<|im_end|>"
-        "\n<|im_start|>assistant\n«hello<|im_end|>»\n<|im_start|>user\nsum?<|im_end|>\n<|im_start|>"
-        "assistant\n«4 cats<|im_end|>»",
-        f"<|im_start|>system\nReasoning: /think\n<tools>{TOOLS}</tools><|im_end|>\n<|im_start|>user"
-        f"\nrain?<|im_end|>\n<|im_start|>assistant\n«<tool_call>{CALLED}</tool_call><|im_end|>»\n"
-        "<|im_start|>user\nwet<|im_end|>\n<|im_start|>assistant\n«take a coat<|im_end|>»",
-    ),
-    Family(
-        "smollm3",
-        CHATML,
-        "<|im_end|>",
-        "<|im_start|>system\nReasoning: /no_think\nbe brief<|im_end|>\n<|im_start|>user\nhi"
-        "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n«hello<|im_end|>»\n<|im_start|>"
-        "user\nsum?<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n«4 cats<|im_end|>»",
-        arguments={"enable_thinking": False},
-    ),
+    _family(**one) for one in yaml.safe_load((TEMPLATES / "families.yaml").read_text("utf-8"))
 ]
 CHAT_FAMILY_NAMES = [f"{each.name} {list(each.arguments) or ''}" for each in CHAT_FAMILIES]
 

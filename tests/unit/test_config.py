@@ -1,28 +1,30 @@
 """Configuration from YAML and overrides; every fault of the user is one line."""
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError
 
+from paceline.cli.main import SCHEMAS, schema_of
 from paceline.config import (
     HomePath,
     StrictModel,
     apply_override,
-    as_written,
     dump_yaml,
     load_config,
     parse_yaml,
-    set_key,
     to_yaml,
+    validate,
 )
 from paceline.core.rules import AnyRule, Lenient, Lossless, Lossy
 from paceline.core.sampling import SamplingParams
 from paceline.data import CorpusConfig
-from paceline.errors import ConfigError, UsageError
+from paceline.errors import ConfigError
+from support.configs import small
 
 
 class Sgd(StrictModel):
@@ -59,14 +61,8 @@ def load(tmp_path: Path, text: str, *overrides: str) -> Run:
 def fault(tmp_path: Path, text: str, *overrides: str) -> str:
     with pytest.raises(ConfigError) as caught:
         load(tmp_path, text, *overrides)
-    message = str(caught.value)
-    assert "\n" not in message
     assert caught.value.exit_code == 2
-    return message
-
-
-def test_without_a_file_the_defaults_hold():
-    assert load_config(Run) == Run()
+    return str(caught.value)
 
 
 def test_a_file_sets_what_it_names_and_an_empty_one_nothing(tmp_path: Path):
@@ -99,63 +95,14 @@ def test_overrides_win_over_the_file_and_the_last_one_over_the_others(tmp_path: 
         ("note=null", Run(note=None)),
         ("note=a=b", Run(note="a=b")),
         ("name='007'", Run(name="007")),
-        ("name=", None),
         ("optim={kind: adam}", Run(optim=Adam())),
         ("rule={rule: lossy, alpha: 0.3}", Run(rule=Lossy(0.3))),
+        ("rule.rule=lenient rule.epsilon=0.5", Run(rule=Lenient("linear", 0.5))),
     ],
 )
-def test_the_value_of_an_override_is_yaml(override: str, expected: Run | None):
-    if expected is None:
-        with pytest.raises(ConfigError, match="name: Input should be a valid string"):
-            load_config(Run, overrides=[override])
-    else:
-        assert load_config(Run, overrides=[override]) == expected
-
-
-def test_an_override_may_reach_into_what_the_file_does_not_mention():
-    config = load_config(Run, overrides=["rule.rule=lenient", "rule.epsilon=0.5"])
-    assert config.rule == Lenient("linear", 0.5)
-
-
-@pytest.mark.parametrize("override", ["steps", "=3", "optim..lr=3", ".steps=3", "steps.=3"])
-def test_a_malformed_override_is_named(tmp_path: Path, override: str):
-    assert f"override {override!r} is not of the form key.subkey=value" in fault(
-        tmp_path, "", override
-    )
-
-
-def test_an_override_below_a_plain_value_is_an_error(tmp_path: Path):
-    assert "steps holds a value (3), not further keys" in fault(
-        tmp_path, "steps: 3", "steps.more=1"
-    )
-
-
-def test_an_override_that_is_not_yaml_is_an_error(tmp_path: Path):
-    said = fault(tmp_path, "", "note=[1, 2")
-    assert "the value in override 'note=[1, 2' is not valid YAML" in said
-    assert said.endswith("; quote it")
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("steps: &a [*a]", "a value is nested in itself"),
-        ("steps: " + "[" * 3000, "not valid YAML (it is nested too deeply)"),
-        ("steps: " + "9" * 5000, "not valid YAML (a value that its type does not have)"),
-        ("note: !!bool x", "not valid YAML (a value that its type does not have)"),
-        ('note: !!int ""', "not valid YAML (a value that its type does not have)"),
-        ("note: !!python/object/apply:os.getpid []", "could not determine a constructor"),
-        ("steps: 1\nname: a\nsteps: 2", "steps is given twice, in line 1 and in line 3; keep one"),
-    ],
-    ids=range(7),
-)
-def test_what_yaml_does_not_read_is_one_line(tmp_path: Path, text: str, said: str):
-    assert said in fault(tmp_path, text)
-
-
-def test_an_alias_is_read(tmp_path: Path):
-    text = "steps: &a 3\ntemperatures: [*a, *a]\noptim: {<<: &b {lr: 0.5}, kind: sgd}"
-    assert load(tmp_path, text) == Run(steps=3, temperatures=(3, 3), optim=Sgd(lr=0.5))
+def test_the_value_of_an_override_is_yaml(override: str, expected: Run):
+    keys = override.split() if "rule.rule" in override else [override]
+    assert load_config(Run, overrides=keys) == expected
 
 
 @pytest.mark.parametrize("secret", ["http://user:SECRET@host", "u:SEC RET@h", "http://u:SEC/RET@h"])
@@ -169,80 +116,65 @@ def test_no_error_shows_the_password_of_a_url(tmp_path: Path, override: str, sec
     assert not any(part in text for part in ("SEC", "RET", "user"))
 
 
-def test_what_python_raises_for_values_of_others_is_one_line(tmp_path: Path):
-    said = r"values that Paceline does not write \(KeyError: 'a'\)"
-    with pytest.raises(ConfigError, match=said), as_written(tmp_path):
-        {}["a"]
-    with pytest.raises(UsageError, match="as it is"), as_written(tmp_path):
-        raise UsageError("as it is")
+NO_VALUE = "(a value that its type does not have)"
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ("step: 3", "step: unknown key; did you mean steps?"),
-        ("lr: 3", "lr: unknown key; did you mean optim.lr?"),
         ("steps: many", "steps: Input should be a valid integer"),
         ("optim: {kind: sgd, lr: -1}", "optim.sgd.lr: Input should be greater than 0 (got -1)"),
         ("optim: {kind: lion}", "optim: unknown kind 'lion'; wanted one of sgd, adam"),
         ("optim: {kind: adan}", "optim: unknown kind 'adan'; did you mean adam?"),
-        ("rule: {rule: lossy, alpha: 0.3, beta: 0.1}", "beta must be at least 1 - alpha = 0.7"),
         ("- 1\n- 2", "holds a list; a configuration is a mapping"),
         ("just text", "holds a str; a configuration is a mapping"),
-        ("steps: [1", "is not valid YAML"),
         ("a: b: c", "is not valid YAML"),
+        ("steps: many\nname: 3\nextra: 1", "steps: ... name: ... extra: "),
+        ("steps: &a [*a]", "a value is nested in itself"),
+        ("steps: " + "[" * 3000, "not valid YAML (it is nested too deeply)"),
+        ("steps: " + "9" * 5000, f"not valid YAML {NO_VALUE}"),
+        ("note: !!bool x", f"not valid YAML {NO_VALUE}"),
+        ('note: !!int ""', f"not valid YAML {NO_VALUE}"),
+        ("note: !!python/object/apply:os.getpid []", "could not determine a constructor"),
+        ("steps: 1\nname: a\nsteps: 2", "steps is given twice in line 3"),
     ],
+    ids=range(16),
 )
 def test_a_wrong_file_is_one_line_that_says_where_and_what(tmp_path: Path, text: str, said: str):
-    assert said in fault(tmp_path, text)
+    line = fault(tmp_path, text)
+    assert all(part in line for part in said.split(" ... "))
 
 
-def test_all_faults_are_told_at_once(tmp_path: Path):
-    message = fault(tmp_path, "steps: many\nname: 3\nextra: 1")
-    assert all(word in message for word in ("steps:", "name:", "extra:"))
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        *(
+            (wrong, f"override {wrong!r} is not of the form key.subkey=value")
+            for wrong in ("steps", "=3", "optim..lr=3", ".steps=3", "steps.=3")
+        ),
+        ("steps.more=1", "steps holds a value (3), not further keys"),
+        ("note=[1, 2", "the value in override 'note=[1, 2' is not valid YAML ... ; quote it"),
+        ("name=", "name: Input should be a valid string"),
+        ("rule={rule: lossy, alpha: 0.3, beta: 0.1}", "beta must be at least 1 - alpha = 0.7"),
+    ],
+)
+def test_a_wrong_override_is_named(tmp_path: Path, override: str, said: str):
+    line = fault(tmp_path, "steps: 3", override)
+    assert all(part in line for part in said.split(" ... "))
 
 
-def test_a_long_value_is_shown_by_its_beginning(tmp_path: Path):
-    assert len(fault(tmp_path, f"steps: {list(range(1000))}")) < 200
-
-
-def test_a_fault_of_the_whole_does_not_repeat_the_whole():
-    class Both(StrictModel):
-        low: int = 0
-        high: int = 1
-
-        @model_validator(mode="after")
-        def _ordered(self) -> Self:
-            if self.low > self.high:
-                raise ValueError(f"low {self.low} is above high {self.high}")
-            return self
-
-    with pytest.raises(ConfigError, match=r"^low 3 is above high 1$"):
-        load_config(Both, overrides=["low=3"])
-
-
-def test_a_missing_value_is_named():
-    with pytest.raises(ConfigError, match=r"^target and optim are missing; give them$"):
-        load_config(Needy)
-    with pytest.raises(ConfigError, match=r"no variant is selected; set optim.kind"):
-        load_config(Needy, None, ["target=a", "optim.lr=1"])
-
-
-def test_places_that_cannot_be_read_are_one_line(tmp_path: Path):
-    with pytest.raises(
-        ConfigError, match=r"no configuration file at .*absent.yaml; check the path"
-    ):
-        load_config(Run, tmp_path / "absent.yaml")
-    with pytest.raises(ConfigError, match="cannot read the configuration"):
-        load_config(Run, tmp_path)
+def test_what_is_missing_or_cannot_be_read_is_named(tmp_path: Path):
     (tmp_path / "latin.yaml").write_bytes("name: caf\xe9".encode("latin-1"))
-    with pytest.raises(ConfigError, match="cannot read the configuration"):
-        load_config(Run, tmp_path / "latin.yaml")
-
-
-def test_a_config_error_is_a_usage_error_and_a_value_error():
-    assert issubclass(ConfigError, UsageError)
-    assert issubclass(ConfigError, ValueError)
+    for schema, name, overrides, said in (
+        (Needy, None, (), r"^target and optim are missing; give them$"),
+        (Needy, None, ("target=a", "optim.lr=1"), "no variant is selected; set optim.kind"),
+        (Run, "absent.yaml", (), r"no configuration file at .*absent.yaml; check the path"),
+        (Run, "", (), "cannot read the configuration"),
+        (Run, "latin.yaml", (), "cannot read the configuration"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            load_config(schema, None if name is None else tmp_path / name, overrides)
 
 
 @pytest.mark.parametrize(
@@ -250,18 +182,14 @@ def test_a_config_error_is_a_usage_error_and_a_value_error():
     [
         (lambda: SamplingParams(temperature=-1), r"^temperature: .* \(got -1\)$"),
         (lambda: SamplingParams(topk=3), "^topk: unknown key; did you mean top_k"),  # pyright: ignore
-        (lambda: SamplingParams(temp=1), "^temp: unknown key; did you mean temperature"),  # pyright: ignore
-        (lambda: SamplingParams(stop=""), "^stop: unknown key; Paceline has no stop, min_p, "),  # pyright: ignore
-        (lambda: SamplingParams(presence_penalty=1), "; Paceline has no .* and presence_penalty$"),  # pyright: ignore
-        (lambda: SamplingParams(length_penalty=1), "; known keys are repetition_penalty, "),  # pyright: ignore
+        (lambda: SamplingParams(echo=1), "; known keys are repetition_penalty, "),  # pyright: ignore
         (lambda: Lenient("cubic", 0.5), r"^kind: .* \(got 'cubic'\)$"),  # pyright: ignore
         (lambda: Needy(target="a"), "^optim is missing; give it$"),  # pyright: ignore
     ],
 )
 def test_wrong_values_in_python_are_a_config_error_of_one_line(made: Any, said: str):
-    with pytest.raises(ConfigError, match=said) as caught:
+    with pytest.raises(ConfigError, match=said):
         made()
-    assert "\n" not in str(caught.value)
 
 
 def test_a_configuration_is_frozen_and_knows_all_its_keys():
@@ -295,23 +223,15 @@ def test_what_is_written_is_read_back_equal(tmp_path_factory: pytest.TempPathFac
     assert load_config(Run, path) == config
 
 
-@pytest.mark.parametrize("key", sorted(CorpusConfig.model_fields.keys() - {"path"}))
-def test_every_key_of_a_text_completes_its_path(key: str):
-    values: dict[str, object] = {"data": {"train": "c.jsonl"}}
-    apply_override(values, f"data.train.{key}=x")
-    assert values == {"data": {"train": {"path": "c.jsonl", key: "x"}}}
-
-
-def test_a_key_below_that_of_a_text_completes_its_path():
-    values: dict[str, object] = {"data": {"train": "c.jsonl"}}
+def test_a_key_below_that_of_a_text_completes_its_path_and_below_nothing_makes_a_mapping():
+    values: dict[str, object] = {"data": {"train": "c.jsonl"}, "sampling": None}
     apply_override(values, "data.train.chat_template_kwargs.enable_thinking=false")
     thinking = {"enable_thinking": False}
-    assert values == {"data": {"train": {"path": "c.jsonl", "chat_template_kwargs": thinking}}}
-
-
-def test_a_name_of_a_task_is_no_path():
-    with pytest.raises(ConfigError, match=r"task holds a value \('math'\)"):
-        apply_override({"task": "math"}, "task.corpus.limit=5")
+    apply_override(values, "sampling.temperature=0.5")
+    assert values == {
+        "data": {"train": {"path": "c.jsonl", "chat_template_kwargs": thinking}},
+        "sampling": {"temperature": 0.5},
+    }
 
 
 @pytest.mark.parametrize("text", ["1e-2", "1E5", "1.5e3", ".5e-1", "-2e+3", "1_0e2"])
@@ -319,34 +239,56 @@ def test_a_number_needs_no_dot(text: str):
     assert parse_yaml(text, "it") == float(text)
 
 
-def test_a_key_is_a_text():
-    assert parse_yaml("{1e-4: 1e-4, 0.5: 0.5}", "it") == {"1e-4": 1e-4, "0.5": 0.5}
-
-
 @pytest.mark.parametrize("text", ["1e", "e5", "1e-2x", "1e2e3", "'1e-2'"])
 def test_what_only_looks_like_a_number_is_a_text(text: str):
+    """And so is every key."""
+    assert parse_yaml("{1e-4: 1e-4, 0.5: 0.5}", "it") == {"1e-4": 1e-4, "0.5": 0.5}
     assert parse_yaml(text, "it") == text.strip("'")
     assert parse_yaml(dump_yaml({"key": text}), "it") == {"key": text}
 
 
-class Places(StrictModel):
-    output: HomePath
-    runs: tuple[HomePath, ...] = ()
-    costs: HomePath | None = None
-
-
 def test_home_is_found_in_a_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    class Places(StrictModel):
+        output: HomePath
+        runs: tuple[HomePath, ...] = ()
+
     monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / "c.yaml").write_text("output: ~/run\nruns: [~/a, b]\ncosts: ~/costs.json\n")
-    assert load_config(Places, tmp_path / "c.yaml") == Places(
-        output=tmp_path / "run", runs=(tmp_path / "a", Path("b")), costs=tmp_path / "costs.json"
-    )
+    (tmp_path / "c.yaml").write_text("output: ~/run\nruns: [~/a, b]\n")
+    found = load_config(Places, tmp_path / "c.yaml")
+    assert found == Places(output=tmp_path / "run", runs=(tmp_path / "a", Path("b")))
     assert CorpusConfig.model_validate("~/text.jsonl").path == f"{tmp_path}/text.jsonl"
 
 
-def test_a_key_below_nothing_makes_the_mapping_and_below_a_value_is_an_error():
-    values: dict[str, object] = {"sampling": None, "task": "arithmetic"}
-    set_key(values, ["sampling", "temperature"], 0.5, "option --temperature")
-    assert values["sampling"] == {"temperature": 0.5}
-    with pytest.raises(ConfigError, match=r"option --task: task holds a value \('arithmetic'\)"):
-        set_key(values, ["task", "task"], "docstrings", "option --task")
+Wrong = tuple[str, Any]
+
+
+def wrong_values(schema: dict[str, Any], of: dict[str, Any], depth: int = 0) -> Iterator[Wrong]:
+    """The key of each limit in a JSON schema, and a value beyond it as it stands in its section."""
+    if "$ref" in schema and depth < 6:
+        schema = of[schema["$ref"].rpartition("/")[2]]
+    for part in (*schema.get("anyOf", ()), *schema.get("oneOf", ())):
+        yield from wrong_values(part, of, depth + 1)
+    limits = {"exclusiveMinimum": 0, "exclusiveMaximum": 0, "minimum": -1, "maximum": 1}
+    yield from (("", schema[name] + by) for name, by in limits.items() if name in schema)
+    if "enum" in schema:
+        yield "", "no such word"
+    for key, value in wrong_values(schema["items"], of, depth + 1) if "items" in schema else ():
+        yield key, [value]
+    if "properties" in schema:
+        kinds = {key: one["const"] for key, one in schema["properties"].items() if "const" in one}
+        yield "no_such_key", kinds | {"no_such_key": 1}
+        for name, one in schema["properties"].items():
+            for key, value in wrong_values(one, of, depth + 1):
+                yield key or name, kinds | {name: value}
+
+
+@pytest.mark.parametrize("kind", SCHEMAS)
+def test_every_value_beyond_a_limit_of_a_schema_is_refused_by_its_key(kind: str, tmp_path: Path):
+    """By pydantic's own schema of each configuration, sections and kinds of sections included."""
+    known = small(kind, tmp_path, tmp_path / "out").model_dump(mode="json", exclude_unset=True)
+    schema = schema_of(kind).model_json_schema()
+    found = list(wrong_values(schema, schema.get("$defs", {})))
+    assert len(found) > 3
+    for key, value in found:
+        with pytest.raises(ConfigError, match=rf"{key}|and \d+ more$"):
+            validate(schema_of(kind), known | value)

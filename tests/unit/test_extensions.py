@@ -1,15 +1,16 @@
 """A user's own variants in configurations: made, written, read again, and refused in one line."""
 
+import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from paceline.bench import Grid
-from paceline.bench.settings import family, setting
+from paceline.bench.answers import family, setting
 from paceline.config import load_config, to_yaml, validate
 from paceline.core.rule_base import Position, Rule
 from paceline.core.rules import Lossless, Lossy
@@ -62,8 +63,30 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return name
 
 
-def decoding(rule: object) -> DecodingConfig:
+def decoding(rule: Any, own: str = "") -> DecodingConfig:
+    """With this rule; `{own}` in it is the module."""
+    if isinstance(rule, str | dict):
+        rule = json.loads(json.dumps(rule).replace("{own}", own))
     return validate(DecodingConfig, {"strategy": {"rule": rule}})
+
+
+@pytest.mark.parametrize(
+    ("named", "written"),
+    [
+        ("{own}:Half", {"share": 0.5, "name_of_it": "half"}),
+        ({"rule": "{own}:Half"}, {"share": 0.5, "name_of_it": "half"}),
+        ({"import": "{own}:Half"}, {"share": 0.5, "name_of_it": "half"}),
+        ("{own}:Derived", {"rule": "lossless"}),  # is not taken for the rule that it derives from
+        ("lossless", {"rule": "lossless"}),
+        ({"rule": "lossless"}, {"rule": "lossless"}),
+        (Lossy(0.3), {"rule": "lossy", "alpha": 0.3, "beta": 1.0}),
+    ],
+    ids=str,
+)
+def test_a_name_alone_stands_for_the_class_with_its_defaults(own: str, named: Any, written: Any):
+    kept = decoding(named, own).model_dump()["strategy"]["rule"]
+    assert kept.pop("import", own).startswith(own)
+    assert kept == written
 
 
 def test_an_imported_rule_is_an_object_of_the_users_class_and_is_written_as_it_was_named(
@@ -80,35 +103,6 @@ def test_an_imported_rule_is_an_object_of_the_users_class_and_is_written_as_it_w
     assert DecodingConfig.model_validate_json(found.model_dump_json()) == found
 
 
-@pytest.mark.parametrize("named", ["{own}:Half", {"rule": "{own}:Half"}, {"import": "{own}:Half"}])
-def test_a_name_alone_stands_for_the_class_with_its_defaults(own: str, named: str | dict[str, str]):
-    if isinstance(named, str):
-        given: object = named.format(own=own)
-    else:
-        given = {key: value.format(own=own) for key, value in named.items()}
-    strategy = decoding(given).strategy
-    assert isinstance(strategy, Speculative)
-    assert strategy.rule.share == 0.5  # pyright: ignore
-
-
-def test_what_derives_from_a_rule_of_ours_is_not_taken_for_it(own: str):
-    found = decoding(f"{own}:Derived")
-    assert found.model_dump()["strategy"]["rule"] == {
-        "import": f"{own}:Derived",
-        "rule": "lossless",
-    }
-
-
-def test_built_in_variants_are_written_as_before():
-    assert decoding("lossless") == decoding({"rule": "lossless"})
-    assert decoding("lossless").strategy.model_dump()["rule"] == {"rule": "lossless"}
-    assert decoding(Lossy(0.3)).strategy.model_dump()["rule"] == {
-        "alpha": 0.3,
-        "beta": 1.0,
-        "rule": "lossy",
-    }
-
-
 @pytest.mark.parametrize(
     ("named", "says"),
     [
@@ -122,13 +116,9 @@ def test_built_in_variants_are_written_as_before():
         ({"import": "{own}:Half", "share": "much"}, "share: "),
     ],
 )
-def test_what_cannot_be_imported_is_one_line(own: str, named: str | dict[str, object], says: str):
-    if isinstance(named, str):
-        given: object = named.format(own=own)
-    else:
-        given = {k: v.format(own=own) if isinstance(v, str) else v for k, v in named.items()}
+def test_what_cannot_be_imported_is_one_line(own: str, named: Any, says: str):
     with pytest.raises(ConfigError) as refusal:
-        decoding(given)
+        decoding(named, own)
     assert says in str(refusal.value)
     assert "\n" not in str(refusal.value)
 
@@ -210,23 +200,13 @@ def test_a_policy_that_asks_for_too_many_tokens_is_named(count: int):
         decoder.generate([[1]], 20)
 
 
-def test_a_policy_may_draft_nothing():
-    decoder = SpeculativeDecoder(*models(), gamma=4, policy=Asks(0))
-    (text,) = decoder.generate([[1]], 9)
-    assert (len(text.tokens), text.stats.num_drafted) == (9, 0)
-
-
 def test_a_policy_that_says_when_to_stop_is_asked_unless_it_says_otherwise():
     """No probability of the table is 1, so a floor of 1 drafts nothing."""
-    for policy, drafts in ((SureEnough(1), False), (SureEnough(0), True), (TooProud(1), True)):
+    asked = ((SureEnough(1), False), (SureEnough(0), True), (TooProud(1), True), (Asks(0), False))
+    for policy, drafts in asked:
         decoder = SpeculativeDecoder(*models(), gamma=4, policy=policy)
         (text,) = decoder.generate([[1]], 9)
-        assert bool(text.stats.num_drafted) == drafts, policy
-
-
-def test_a_policy_in_a_bench_without_rules_is_refused():
-    with pytest.raises(ConfigError, match="policy is set, but rules is empty"):
-        validate(Grid, {"policy": {"policy": "confident", "threshold": 0.5}})
+        assert (len(text.tokens), bool(text.stats.num_drafted)) == (9, drafts), policy
 
 
 def test_a_task_keeps_to_its_numbers():

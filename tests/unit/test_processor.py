@@ -1,14 +1,21 @@
-"""The processor's level: what it is read from, how it is limited, and who is told."""
+"""The processor's level: its source, limit and reports; work dealt out to processes."""
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import textwrap
+import time
+from pathlib import Path
 
 import pytest
 
 from paceline import processor
-from paceline.errors import UsageError
+from paceline.errors import GenerationError, UsageError
+from paceline.processes import in_processes
+from paceline.train.loop import StopRequest
+from support.processes import finish, start
 
 AVX2 = {"avx2", "fma", "f16c"}
 AVX512 = AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
@@ -67,30 +74,18 @@ def test_the_variable_narrows_and_never_widens(pretend):
     assert processor.level() == "avx512_bf16"
     pretend(BF16, limit="")
     assert processor.level() == "avx512_bf16"
-
-
-def test_a_level_that_there_is_not_is_refused_with_the_levels_that_there_are(pretend):
     pretend(BF16, limit="sse2")
     with pytest.raises(UsageError, match="'sse2', wanted one of avx2, avx512, avx512_bf16, amx"):
         processor.level()
 
 
-def test_other_libraries_are_limited_alike_but_keep_a_lower_limit(
-    pretend, monkeypatch: pytest.MonkeyPatch
-):
-    variables = processor._LEVELS["avx2"].limits
+def test_other_libraries_are_limited_alike(pretend, monkeypatch: pytest.MonkeyPatch):
+    variables = processor._LEVELS["avx512_bf16"].limits
     for variable in variables:
         monkeypatch.setenv(variable, "")
     pretend(AMX, limit="avx512_bf16")
-    monkeypatch.setenv("MKL_ENABLE_INSTRUCTIONS", "AVX2")
-    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_AMX")
-    monkeypatch.delitem(sys.modules, "torch")
     processor.limit_libraries()
-    assert {variable: os.environ[variable] for variable in variables} == {
-        "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16",
-        "ATEN_CPU_CAPABILITY": "avx512",
-        "MKL_ENABLE_INSTRUCTIONS": "AVX2",
-    }
+    assert {variable: os.environ[variable] for variable in variables} == variables
 
 
 def test_without_a_limit_nothing_is_set(pretend, monkeypatch: pytest.MonkeyPatch):
@@ -101,14 +96,6 @@ def test_without_a_limit_nothing_is_set(pretend, monkeypatch: pytest.MonkeyPatch
         pretend(AMX, limit=limit)
         processor.limit_libraries()
         assert not any(variable in os.environ for variable in variables)
-
-
-def test_a_limit_that_comes_after_torch_is_said_to_come_late(pretend, monkeypatch):
-    for variable in processor._LEVELS["avx2"].limits:
-        monkeypatch.setenv(variable, "")
-    pretend(AMX, limit="avx2")
-    with pytest.warns(UserWarning, match="torch was imported before paceline"):
-        processor.limit_libraries()
 
 
 @pytest.mark.slow
@@ -129,3 +116,64 @@ def test_torch_keeps_the_limit_and_the_environment_reports_it():
     assert capability == "AVX2"
     assert environment["processor_level"] == "avx2"
     assert environment["machine_level"] == processor.machine_level()
+
+
+def _interrupted(item: int) -> None:
+    """Ctrl-C, sent by a terminal to all processes: is this one asked to stop?"""
+    with StopRequest() as request:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert not request.asked
+
+
+def _fails(item: int) -> None:
+    raise ZeroDivisionError(f"of {item}")
+
+
+@pytest.mark.slow
+def test_a_worker_leaves_ctrl_c_to_its_parent():
+    assert sorted(in_processes(_interrupted, [1, 2], 2)) == [1, 2]
+
+
+@pytest.mark.slow
+def test_a_failure_is_one_line():
+    with pytest.raises(GenerationError, match=r"^ZeroDivisionError: of 7$"):
+        list(in_processes(_fails, [7], 2))
+
+
+_LEFT = textwrap.dedent("""
+    import time
+    from pathlib import Path
+    from paceline.processes import in_processes
+
+    def work(path):
+        Path(path).write_text("begun")
+        time.sleep(300)
+
+    def main(items):
+        list(in_processes(work, items, 2))
+""")
+
+
+@pytest.mark.slow
+def test_a_worker_whose_main_process_is_killed_ends(tmp_path: Path):
+    """Else a killed command would go on writing, in directories that the next one needs."""
+    (tmp_path / "left.py").write_text(_LEFT)
+    files = [tmp_path / "one", tmp_path / "two"]
+    begin = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+    main = start(begin + "import left; left.main(sys.argv[1:])", *files)
+    while not all(file.exists() for file in files):
+        assert main.poll() is None, finish(main).stderr
+        time.sleep(0.02)
+    main.send_signal(signal.SIGKILL)
+    assert finish(main).returncode == -signal.SIGKILL  # its stderr, which workers share, is closed
+
+
+def _check_variable(value: str) -> None:
+    assert os.environ["PACELINE_TEST_VALUE"] == value
+
+
+def test_a_worker_has_the_environment_of_the_moment(monkeypatch: pytest.MonkeyPatch):
+    """Also if the process that workers are copied from has started before."""
+    for value in ("first", "second"):
+        monkeypatch.setenv("PACELINE_TEST_VALUE", value)
+        assert list(in_processes(_check_variable, [value], 1)) == [value]

@@ -1,11 +1,8 @@
 """What is written to disk is whole or not there at all."""
 
 import errno
-import fcntl
-import itertools
 import json
 import os
-import pwd
 import stat
 import subprocess
 import sys
@@ -13,11 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
-from paceline.cache import cached_text, keep_text
-from paceline.config import StrictModel
+from paceline.cache import cached_directory, cached_text, keep_text
+from paceline.config import StrictModel, read_yaml
 from paceline.environment import _git_state, begin, environment
 from paceline.errors import ConfigError, StorageError, UsageError
+from paceline.places import TEMPLATES, copy_files, shipped
 from paceline.records import (
     RunDirectory,
     append_jsonl,
@@ -31,6 +30,8 @@ from paceline.records import (
     storage_errors,
 )
 
+ROOT = Path(__file__).parents[2]
+
 
 class Settings(StrictModel):
     steps: int = 3
@@ -39,13 +40,6 @@ class Settings(StrictModel):
 
 def names(path: Path) -> list[str]:
     return sorted(entry.name for entry in path.iterdir())
-
-
-def fill_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(_handle: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "fsync", full)
 
 
 def test_a_file_is_written_with_its_parents_and_replaced_whole(tmp_path: Path):
@@ -72,82 +66,25 @@ def test_the_umask_says_who_may_read_what_was_written(tmp_path: Path, umask: int
     assert stat.S_IMODE((tmp_path / "dir").stat().st_mode) == 0o777 & ~umask
 
 
-def test_the_cache_may_be_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("PACELINE_CACHE", "~/cache")
-    assert cache_root() == tmp_path / "cache"
-
-
-def test_a_process_without_a_home_is_told_to_name_a_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    def unknown(_user: int) -> None:
-        raise KeyError
-
-    for name in ("HOME", "PACELINE_CACHE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(pwd, "getpwuid", unknown)
-    with pytest.raises(StorageError, match="no home directory is known; set PACELINE_CACHE"):
-        cache_root()
-    assert cached_text("options", "x") is None
-    keep_text("options", "x", "y")
-    with pytest.raises(StorageError, match="not a directory"), storage_errors(tmp_path):
-        raise NotADirectoryError(errno.ENOTDIR, "not a directory", "x")
-
-
 def test_a_full_disk_is_one_line_and_leaves_the_old_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     path = tmp_path / "file.txt"
     atomic_write_text(path, "old")
-    fill_disk(monkeypatch)
+
+    def full(_handle: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(StorageError, match="the disk is full") as caught:
         atomic_write_text(path, "new")
-    assert "\n" not in str(caught.value)
     assert str(path) in str(caught.value)
     assert caught.value.exit_code == 3
     assert path.read_text(encoding="utf-8") == "old"
     assert names(tmp_path) == ["file.txt"]
-
-
-def test_a_full_disk_is_recognised_in_the_exception_of_a_library(tmp_path: Path):
-    with (
-        pytest.raises(StorageError, match="the disk is full"),
-        storage_errors(tmp_path / "model.safetensors"),
-    ):
-        raise RuntimeError(
-            "Error while serializing: I/O error: No space left on device (os error 28)"
-        )
-
-
-def test_other_errors_pass_through_as_they_are(tmp_path: Path):
-    with pytest.raises(RuntimeError, match="shape mismatch"), storage_errors(tmp_path):
-        raise RuntimeError("shape mismatch")
-
-
-def test_a_place_that_cannot_hold_a_file_is_one_line(tmp_path: Path):
-    (tmp_path / "file").write_text("x", encoding="utf-8")
-    (tmp_path / "dir" / "full").mkdir(parents=True)
-    for call in (
-        lambda: atomic_write_text(tmp_path / "file" / "below.txt", "x"),
-        lambda: atomic_write_text(tmp_path / "file" / "further" / "below.txt", "x"),
-        lambda: append_jsonl(tmp_path / "file" / "below.jsonl", {}),
-        lambda: append_jsonl(tmp_path / "dir", {}),
-        lambda: atomic_write_text(tmp_path / "dir", "x"),
-        lambda: atomic_directory(tmp_path / "file" / "below").__enter__(),
-    ):
-        with pytest.raises(StorageError, match="it cannot be written") as caught:
-            call()
-        assert "\n" not in str(caught.value)
-
-
-def test_a_directory_appears_whole_when_its_block_ends(tmp_path: Path):
-    path = tmp_path / "checkpoints" / "step-3"
-    with atomic_directory(path) as scratch:
-        (scratch / "weights").write_text("w", encoding="utf-8")
-        assert not path.exists()
-    assert names(path) == ["weights"]
-    assert names(path.parent) == ["step-3"]
+    of_a_library = "Error while serializing: I/O error: No space left on device (os error 28)"
+    with pytest.raises(StorageError, match="the disk is full"), storage_errors(path):
+        raise RuntimeError(of_a_library)
 
 
 def test_an_existing_directory_is_replaced_and_nothing_of_it_stays(tmp_path: Path):
@@ -162,7 +99,7 @@ def test_an_existing_directory_is_replaced_and_nothing_of_it_stays(tmp_path: Pat
 def test_the_files_of_a_directory_are_on_the_disk_before_it_appears(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    path, flushed = tmp_path / "out", list[int]()
+    path, flushed = tmp_path / "runs" / "out", list[int]()
 
     def fsync(handle: int) -> None:
         assert not path.exists()
@@ -231,66 +168,26 @@ def test_a_process_that_is_killed_while_writing_leaves_the_old_file(tmp_path: Pa
     assert path.read_text(encoding="utf-8") == "old"
 
 
-def test_rows_are_read_back_in_order(tmp_path: Path):
+@pytest.mark.parametrize("torn", ["", '{"step": 3, "lo', "{", '{"step": 3'])
+def test_rows_are_read_back_in_order_and_a_torn_last_line_is_left_out(tmp_path: Path, torn: str):
+    """The next row does not stick to it."""
     path = tmp_path / "runs" / "metrics.jsonl"
     rows = [{"step": 1, "loss": 0.1}, {"text": 'ü "\n'}, {"nested": {"list": [1, None]}}]
-    for row in rows:
-        append_jsonl(path, row)
-    assert read_jsonl(path) == rows
-    assert len(path.read_text(encoding="utf-8").splitlines()) == 3
-
-
-def test_a_file_that_is_not_there_holds_no_rows(tmp_path: Path):
-    assert read_jsonl(tmp_path / "absent.jsonl") == []
-
-
-@pytest.mark.parametrize("torn", ['{"step": 3, "lo', "{", '{"text": "half', '{"step": 3'])
-def test_a_torn_last_line_is_left_out_and_the_next_row_does_not_stick_to_it(
-    tmp_path: Path, torn: str
-):
-    path = tmp_path / "metrics.jsonl"
-    append_jsonl(path, {"step": 1})
-    append_jsonl(path, {"step": 2})
+    append_jsonl(path, rows[0])
+    append_jsonl(path, rows[1])
     with path.open("a", encoding="utf-8") as stream:
         stream.write(torn)
-    assert read_jsonl(path) == [{"step": 1}, {"step": 2}]
-    append_jsonl(path, {"step": 3})
-    append_jsonl(path, {"step": 4})
-    assert read_jsonl(path) == [{"step": step} for step in (1, 2, 3, 4)]
+    assert read_jsonl(path) == rows[:2]
+    append_jsonl(path, rows[2])
+    assert read_jsonl(path) == rows
 
 
-def test_a_file_that_holds_only_a_torn_line_starts_again(tmp_path: Path):
-    path = tmp_path / "metrics.jsonl"
-    path.write_text('{"st', encoding="utf-8")
-    assert read_jsonl(path) == []
-    append_jsonl(path, {"step": 1})
-    assert read_jsonl(path) == [{"step": 1}]
-
-
-def test_a_whole_last_line_without_its_end_is_kept(tmp_path: Path):
-    path = tmp_path / "metrics.jsonl"
-    path.write_text('{"step": 1}', encoding="utf-8")
-    append_jsonl(path, {"step": 2})
-    assert read_jsonl(path) == [{"step": 1}, {"step": 2}]
-
-
-@pytest.mark.parametrize("line", [b"[" * 5000, b"9" * 5000, b"\xff", b"[1]", b"null"])
+@pytest.mark.parametrize("line", [b"[" * 5000, b"9" * 5000, b"\xff", b"[1]", b"null", b'{"st'])
 def test_a_line_that_is_no_object_is_one_line(tmp_path: Path, line: bytes):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 1}\n' + line + b'\n{"step": 3}\n')
-    with pytest.raises(UsageError, match="; remove it") as caught:
+    with pytest.raises(UsageError, match="; remove it"):
         read_jsonl(path)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_broken_line_in_the_middle_is_not_passed_over(tmp_path: Path):
-    path = tmp_path / "metrics.jsonl"
-    path.write_text('{"step": 1}\n{"st\n{"step": 3}\n', encoding="utf-8")
-    with pytest.raises(
-        UsageError, match=r"metrics\.jsonl holds .* not JSON \(line 2: .*; remove it"
-    ) as e:
-        read_jsonl(path)
-    assert "\n" not in str(e.value)
 
 
 def test_a_run_directory_keeps_its_manifest_and_result(tmp_path: Path):
@@ -302,16 +199,12 @@ def test_a_run_directory_keeps_its_manifest_and_result(tmp_path: Path):
     manifest = run.read_manifest()
     assert manifest is not None
     assert manifest["config"] == {"steps": 5, "name": "a"}
-    assert manifest["config_hash"] == config_hash(Settings(steps=5))
+    assert manifest["config_hash"] == config_hash(Settings(name="a", steps=5))
+    assert manifest["config_hash"] != config_hash(Settings(steps=4))
     assert set(manifest["environment"]) >= {"versions", "python", "cpu_count", "git"}
     assert run.read_result() == {"alpha": 0.5}
     assert names(run.path) == ["manifest.json", "result.json"]
     assert (run.metrics.name, run.checkpoints.name) == ("metrics.jsonl", "checkpoints")
-
-
-def test_the_hash_tells_configurations_apart_and_nothing_else():
-    assert config_hash(Settings()) == config_hash(Settings(name="a", steps=3))
-    assert config_hash(Settings()) != config_hash(Settings(steps=4))
 
 
 @pytest.mark.parametrize(
@@ -394,41 +287,7 @@ def test_a_run_is_written_by_one_process_and_a_killed_one_lets_go(tmp_path: Path
             other.kill()
     with run.alone():
         (run.path / "file").touch()
-    assert names(run.path) == ["file"], "what holds it leaves nothing"
-
-
-_IN_TURN = """
-import sys, time
-from pathlib import Path
-from paceline.records import locked
-folder = Path(sys.argv[1])
-done = 0
-while done < 60:
-    try:
-        with locked(folder):
-            mark = folder.with_name("inside")
-            mark.touch(exist_ok=False)
-            time.sleep(0.001)
-            mark.unlink()
-            done += 1
-    except BlockingIOError:
-        time.sleep(0.0001)
-"""
-
-
-def test_a_directory_that_is_removed_while_it_is_created_is_created_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    make, calls = os.mkdir, itertools.count()
-
-    def removed_at_once(path: Path, mode: int = 0o777) -> None:
-        if next(calls) == 0:  # another process made it, and removed it before is_dir() looked
-            raise FileExistsError(errno.EEXIST, "File exists", str(path))
-        make(path, mode)
-
-    monkeypatch.setattr(os, "mkdir", removed_at_once)
-    with locked(tmp_path / "folder"):
-        assert (tmp_path / "folder").is_dir()
+    assert names(run.path) == [".lock", "file"]
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
@@ -443,124 +302,84 @@ def test_a_lock_ends_though_a_copy_of_the_process_lives(tmp_path: Path):
     with locked(tmp_path / "folder"):
         os.close(theirs)
     os.waitpid(copy, 0)
-
-
-def test_a_lock_on_a_file_is_refused(tmp_path: Path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError), locked(tmp_path / "file"):
+    with pytest.raises(StorageError), locked(tmp_path / "folder" / "file"):
         pass
 
 
-def test_processes_that_wait_are_let_in_one_at_a_time_though_the_directory_comes_and_goes(
-    tmp_path: Path,
-):
-    command = [sys.executable, "-c", _IN_TURN, str(tmp_path / "folder")]
-    others = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(3)]
-    for other in others:
-        _, complaints = other.communicate()
-        assert other.returncode == 0, complaints
-    assert names(tmp_path) == []
-
-
-def test_a_run_that_wrote_nothing_leaves_no_directory(tmp_path: Path):
-    run = RunDirectory(tmp_path / "run")
-    with pytest.raises(ZeroDivisionError), run.alone():
-        raise ZeroDivisionError
-    assert not run.path.exists()
-
-
-def test_a_file_system_without_locks_is_written_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    def unknown(*_: object) -> None:
-        raise OSError(errno.ENOLCK, "no locks")
-
-    monkeypatch.setattr(fcntl, "flock", unknown)
-    with RunDirectory(tmp_path / "run").alone():
-        (tmp_path / "run" / "file").touch()
-
-
-@pytest.mark.parametrize("name", ["notes.txt", "manifest.json"])
-def test_a_directory_of_other_files_is_no_run(tmp_path: Path, name: str):
-    (tmp_path / name).write_text("{}")
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("notes.txt", "precious"),
+        ("manifest.json", "{}"),
+        ("manifest.json", '{"config": {"digest": "sha256:0"}, "schemaVersion": 2}'),
+        ("manifest.json", '{"config": 1, "config_hash": "0"}'),
+    ],
+)
+def test_a_directory_of_other_files_is_no_run(tmp_path: Path, name: str, content: str):
+    (tmp_path / name).write_text(content)
     with pytest.raises(ConfigError, match="is not empty and holds no run; choose another"):
         RunDirectory(tmp_path).check_kind(Settings())
     assert RunDirectory(tmp_path / "new").check_kind(Settings()) is None
 
 
-def test_a_manifest_of_another_program_is_no_run(tmp_path: Path):
-    run = RunDirectory(tmp_path)
-    (tmp_path / "thesis.txt").write_text("precious")
-    image = {"config": {"digest": "sha256:0"}, "schemaVersion": 2}
-    for manifest in (image, {"config": 1, "config_hash": "0"}):
-        run.manifest.write_text(json.dumps(manifest))
-        with pytest.raises(ConfigError, match="is not empty and holds no run"):
-            run.check_kind(Settings())
-
-
-# What is written goes through no link: it is replaced, or the run is refused.
-
-
 @pytest.fixture
-def home(tmp_path: Path) -> Path:
-    """A directory outside of the run, with a file that no run may touch."""
-    (tmp_path / "home").mkdir()
-    (tmp_path / "home/letter").write_text("precious\n")
-    return tmp_path / "home"
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The cache, at home."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PACELINE_CACHE", "~/made/cache")
+    return tmp_path / "made" / "cache"
 
 
-@pytest.mark.parametrize("there", ["letter", "missing"])
-def test_a_link_is_replaced_and_what_it_leads_to_stays(tmp_path: Path, home: Path, there: str):
-    path = tmp_path / "report.html"
-    path.symlink_to(home / there)
-    atomic_write_text(path, "<html>")
-    assert not path.is_symlink()
-    assert path.read_text() == "<html>"
-    (tmp_path / "plots").symlink_to(home)
-    with atomic_directory(tmp_path / "plots") as scratch:
-        (scratch / "a.png").write_text("a")
-    assert [path.name for path in (tmp_path / "plots").iterdir()] == ["a.png"]
-    assert [path.name for path in home.iterdir()] == ["letter"]
-    assert (home / "letter").read_text() == "precious\n"
+def test_no_other_user_reaches_the_cache_whatever_the_umask(root: Path):
+    before = os.umask(0)
+    try:
+        keep_text("admission", "a.json", "{}")
+        assert cache_root() == root
+        cached_directory("gguf", "model", lambda made: (made / "config.json").touch())
+    finally:
+        os.umask(before)
+    for path in (root, *root.iterdir()):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o700, path
 
 
-def test_rows_are_appended_through_no_link(tmp_path: Path, home: Path):
-    (tmp_path / "metrics.jsonl").symlink_to(home / "letter")
-    with pytest.raises(StorageError, match="a link, which is not followed"):
-        append_jsonl(tmp_path / "metrics.jsonl", {"step": 1})
-    assert (home / "letter").read_text() == "precious\n"
+def test_what_is_kept_is_found_and_a_directory_is_filled_once(root: Path):
+    assert cached_text("kept", "a.json") is None
+    for text in ("old", "new"):
+        keep_text("kept", "a.json", text)
+        assert cached_text("kept", "a.json") == text
+    folder = cached_directory("gguf", "model", lambda made: (made / "config.json").touch())
+    assert cached_directory("gguf", "model", lambda _: pytest.fail("filled again")) == folder
+    assert folder == root / "gguf/model"
 
 
-@pytest.mark.parametrize("name", ["checkpoints", "metrics.jsonl", "dangling"])
-def test_a_run_with_a_link_out_of_it_is_refused(tmp_path: Path, home: Path, name: str):
-    link = tmp_path / "run" / name
-    link.parent.mkdir(parents=True)
-    leads = {"metrics.jsonl": home / "letter", "dangling": home / "missing"}
-    link.symlink_to(os.path.relpath(leads.get(name, home), link.parent))
-    run = RunDirectory(tmp_path / "run")
-    with pytest.raises(ConfigError, match=rf"{name} is a link out of .*; remove it"), run.alone():
-        pytest.fail("the run has begun")
+def test_a_cache_that_cannot_be_written_keeps_no_text_and_is_no_error(root: Path):
+    root.parent.mkdir()
+    root.touch()
+    keep_text("kept", "a.json", "{}")
+    assert cached_text("kept", "a.json") is None
 
 
-def test_links_inside_of_a_run_and_above_it_are_the_users_own(tmp_path: Path):
-    (tmp_path / "disk/run/step-1").mkdir(parents=True)
-    (tmp_path / "disk/run/latest").symlink_to("step-1")
-    (tmp_path / "runs").symlink_to(tmp_path / "disk")
-    run = RunDirectory(tmp_path / "runs/run")
-    with run.alone():
-        run.write_result({"latest": 1})
-        atomic_write_text(run.path / "latest/figure", "1")
-    assert (tmp_path / "disk/run/step-1/figure").read_text() == "1"
-    assert json.loads((tmp_path / "disk/run/result.json").read_text()) == {"latest": 1}
+def test_a_file_here_is_before_that_of_paceline_and_a_path_of_neither_is_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    quick, other = Path("configs/align/quick.yaml"), Path("configs/align/other.yaml")
+    assert shipped(quick).read_text() == (ROOT / quick).read_text()
+    assert read_yaml(quick) == yaml.safe_load((ROOT / quick).read_text())
+    assert (shipped(other), shipped(tmp_path / quick)) == (other, tmp_path / quick)
+    quick.parent.mkdir(parents=True)
+    quick.write_text("seed: 5")
+    assert read_yaml(quick) == {"seed": 5}
 
 
-def test_the_systems_own_link_to_the_output_is_not_replaced(tmp_path: Path):
-    program = (
-        "from pathlib import Path; from paceline.records import atomic_write_text; "
-        "atomic_write_text(Path('/proc/self/fd/1'), 'text')"
-    )
-    with (tmp_path / "out").open("wb") as stream:
-        subprocess.run([sys.executable, "-c", program], stdout=stream, check=True)
-    assert (tmp_path / "out").read_text() == "text"
-    assert Path("/proc/self/fd/1").is_symlink()
-    assert Path("/dev/stdout").is_symlink()
+def test_of_directories_only_that_of_templates_is_copied(tmp_path: Path):
+    model, out = tmp_path / "model", tmp_path / "out"
+    for folder in (model / "tokenizer_extra", model / TEMPLATES, out):
+        folder.mkdir(parents=True)
+    (model / "merges.txt").write_text("mine")
+    (model / "vocab.txt").symlink_to("merges.txt")
+    (model / TEMPLATES / "tool_use.jinja").write_text("mine")
+    copy_files(sorted(model.iterdir()), out)
+    found = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
+    assert found == {"merges.txt", "vocab.txt", f"{TEMPLATES}/tool_use.jinja"}
+    assert not (out / "vocab.txt").is_symlink()

@@ -20,6 +20,8 @@ import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "critical")
+
 import paceline  # noqa: F401 - before torch, whose libraries PACELINE_CPU limits
 
 # isort: split
@@ -45,7 +47,6 @@ from paceline.models.admission.trial import Comparison, plain_logits
 from paceline.models.admission.twin import tiny_twin
 from paceline.models.contract import Texts
 from paceline.models.hf.base import evaluating
-from paceline.models.silence import quiet
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "architectures.md"
 NUM_NEW = 24  # tokens: longer than every window and original length of a tiny model
@@ -122,7 +123,7 @@ class Architecture(NamedTuple):
 
     def row(self, num_new: int = NUM_NEW, gammas: tuple[int, ...] = GAMMAS) -> Row:
         """What comes out, with other weights if a text has near ties."""
-        with quiet(), warnings.catch_warnings():
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             for seed in (0, 2, 4, 6):
                 result = self._result(seed, num_new, gammas)

@@ -1,7 +1,14 @@
-"""What the mathematics, the sessions and the decoders give on tiny models."""
+"""What the mathematics, the sessions and the decoders give on tiny models: written as JSON.
+
+Uses the public surface alone, so that it runs on either of two commits that are compared.
+"""
 
 import contextlib
 import hashlib
+import json
+import sys
+import warnings
+from pathlib import Path
 from typing import Any
 
 import paceline  # noqa: F401 - before torch, whose libraries PACELINE_CPU limits
@@ -11,6 +18,7 @@ import torch
 from torch import Tensor
 
 from paceline.core import divergences
+from paceline.core.rule_base import Position
 from paceline.core.rules import BiLDRule, Diff, Lossless, Opt
 from paceline.core.sampling import SamplingParams, to_probs
 from paceline.decode import (
@@ -23,7 +31,7 @@ from paceline.decode import (
     SpeculativeDecoder,
     TokenCascade,
 )
-from paceline.models import wrap_model
+from paceline.models import prepare_for_decoding, wrap_model
 from support.models import tiny_hf, tiny_pair
 from support.rules import ALL_RULES
 
@@ -44,10 +52,6 @@ def digest(tensor: Tensor) -> str:
 
 
 def prepared(model: Any, **settings: Any) -> Any:
-    try:
-        from paceline.models.prepare import prepare_for_decoding  # pyright: ignore
-    except ImportError:
-        return model.prepare_for_decoding(**settings)
     return prepare_for_decoding(model, **settings)
 
 
@@ -61,9 +65,12 @@ def core() -> dict[str, Any]:
     raws = {"target_raw": p_logits.mul(0.8).softmax(-1), "draft_raw": q_logits.mul(0.8).softmax(-1)}
     for rule in ALL_RULES:
         for kind, raw in (("plain", {}), ("raw", raws)):
-            parts = [rule.accept_probs(p, q, **raw), rule.residual(p, q, **raw)]
-            parts += [rule.induced_distribution(p, q, **raw)]
-            pi = rule.pi(p, q, **raw)
+            parts = [
+                rule.accept_at(Position.of(p, q, **raw)),
+                rule.residual_at(Position.of(p, q, **raw)),
+            ]
+            parts += [rule.induced_at(Position.of(p, q, **raw))]
+            pi = rule.pi_at(Position.of(p, q, **raw))
             found["rules"][f"{rule} {kind}"] = [
                 *map(digest, parts),
                 None if pi is None else digest(pi),
@@ -164,3 +171,10 @@ def others(target: Any, draft: Any) -> dict[str, Any]:
                 for block in decoder.stream([3, 4, 5], 10, seed=2)
             ]
     return found
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    recorded = {"core": core(), "sessions": sessions(), "decoders": decoders()}
+    Path(sys.argv[1]).write_text(json.dumps(recorded, default=str), "utf-8")

@@ -9,28 +9,26 @@ cells and repeats failed ones.
 from __future__ import annotations
 
 import itertools
-import time
-from functools import cached_property, partial
+from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from paceline.bench.answers import ANSWERS, complete, keep, key_of, read_rows, read_texts
-from paceline.bench.prediction import is_predictable, is_predicted, predict, with_predictions
-from paceline.bench.served_cells import costs_from, serve_cells
+from paceline.bench.answers import complete, keep, key_of, read_rows
+from paceline.bench.served_cells import serve_cells
 from paceline.bench.workbench import (
     BenchConfig,
     Cell,
-    Workbench,
+    Examples,
     bench_context,
-    bench_prompts,
     cell_key,
+    examples_of,
     prepare,
 )
 from paceline.data.input_checks import checked
 from paceline.decode import AutoregressiveDecoder
-from paceline.decode.strategies import Autoregressive, build_decoder
-from paceline.errors import ContextLengthError, UsageError
+from paceline.decode.strategies import build_decoder
+from paceline.errors import ContextLengthError
 from paceline.measure.latency import has_room, time_request, warm_up
 from paceline.models.loading import load_tokenizer
 from paceline.progress import Progress, silent
@@ -42,7 +40,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from paceline.bench.answers import Answer
-    from paceline.core.sampling import SamplingParams
     from paceline.core.stats import TimedAnswer, Times
     from paceline.decode.decoder import Decoder
     from paceline.decode.strategies import DecodingConfig
@@ -54,19 +51,14 @@ _BATCHES_AT_ONCE = 8  # per progress report
 
 
 class Progressed(NamedTuple):
-    """State of a bench: rows, and number of cells left because of `max_seconds`."""
+    """State of a bench: rows, and number of cells without one."""
 
     rows: list[Row]
     num_left: int
 
 
 def bench(config: BenchConfig, progress: Progress = silent) -> Progressed:
-    """Run the cells without a row.
-
-    Raises:
-        UsageError: a model, the task or the output cannot be used.
-        StorageError: rows cannot be written; rows written before are kept.
-    """
+    """Run the cells without a row."""
     checked(config)
     run = RunDirectory(config.output)
     before = run.read_manifest() or {}
@@ -76,7 +68,7 @@ def bench(config: BenchConfig, progress: Progress = silent) -> Progressed:
 
 
 def _bench(config: BenchConfig, run: RunDirectory, progress: Progress) -> Progressed:
-    cells = config.grid.cells()
+    cells = config.cells()
     context = bench_context(config)
     done = finished(cells, context, read_rows(run.path, context))
     missing = [cell for cell in cells if cell not in done]
@@ -85,78 +77,34 @@ def _bench(config: BenchConfig, run: RunDirectory, progress: Progress) -> Progre
     # after loading the models: a report names those of the manifest
     run.write_manifest(config, context=context)
     if work is not None:
-        missing = run_cells(work, missing, run.path, config.max_seconds, progress)
+        run_cells(work, missing, run.path, progress)
+        missing = []
     elif missing:
-        prompts = bench_prompts(config, load_tokenizer(config.target))
+        prompts = examples_of(config, load_tokenizer(config.target))
         missing = serve_cells(config, prompts, missing, read_rows(run.path, context), progress)
-    rows = read_rows(run.path, context)
-    unpredicted = [
-        cell for cell in finished(cells, context, rows, predicted=False) if is_predictable(cell)
-    ]
-    if served:  # vLLM's drafts ignore top-k and top-p, so predictions would be of other drafts
-        unpredicted = [cell for cell in unpredicted if _is_unfiltered(cell.sampling)]
-    if unpredicted:
-        passes = partial(costs_from, rows, config.max_new_tokens - 1) if served else None
-        texts = target_texts(run.path, context, finished(cells, context, rows))
-        predictions = predict(
-            work or prepare(config, progress), texts, unpredicted, progress, passes
-        )
-        keep(run.path, with_predictions(rows, predictions))
     complete(run.path)
     rows = read_rows(run.path, context)
-    return Progressed(without_dropped(rows, cells, context), len(missing))
-
-
-def _is_unfiltered(sampling: SamplingParams) -> bool:
-    return sampling.top_p == 1 and not sampling.top_k
-
-
-def without_dropped(
-    rows: Sequence[Row], cells: Sequence[DecodingConfig], context: str
-) -> list[Row]:
-    """The rows without failed ones whose cells are not in the grid any more."""
-    keys = {cell_key(context, cell) for cell in cells}
-    return [row for row in rows if not row.error or key_of(row) in keys]
-
-
-def target_texts(
-    folder: Path, context: str, done: Sequence[DecodingConfig]
-) -> dict[SamplingParams, list[list[int]]]:
-    """Answers of the target alone by their sampling, of the finished cells.
-
-    Raises:
-        UsageError: the file of answers lacks them.
-    """
-    texts = read_texts(folder)
-    keys = {cell_key(context, c): c for c in done if isinstance(c.strategy, Autoregressive)}
-    if keys.keys() - texts.keys():
-        raise UsageError(
-            f"{folder / ANSWERS} lacks answers of the target alone, which predictions need; run "
-            "again in a new directory"
-        )
-    return {cell.sampling: texts[key] for key, cell in keys.items()}
+    keys = {cell_key(context, cell) for cell in cells}  # a failed cell may be asked for no more
+    rows = [row for row in rows if not row.error or key_of(row) in keys]
+    return Progressed(rows, len(missing))
 
 
 def finished(
-    cells: Sequence[DecodingConfig], context: str, rows: Sequence[Row], *, predicted: bool = True
+    cells: Sequence[DecodingConfig], context: str, rows: Sequence[Row]
 ) -> list[DecodingConfig]:
-    """The cells that were measured; without `predicted`, only those that were not predicted."""
-    done = {key_of(row) for row in rows if not row.error and (predicted or not is_predicted(row))}
+    """The cells that were measured."""
+    done = {key_of(row) for row in rows if not row.error}
     return [cell for cell in cells if cell_key(context, cell) in done]
 
 
 def run_cells(
-    work: Workbench,
+    work: Examples,
     cells: Sequence[DecodingConfig],
     folder: Path,
-    max_seconds: float | None = None,
     progress: Progress = silent,
-) -> list[DecodingConfig]:
-    """Run cells in groups, and append their rows. -> the cells left because of `max_seconds`."""
-    started = time.monotonic()
+) -> None:
+    """Run cells in groups, and append their rows."""
     for number, group in groups(cells):
-        if max_seconds is not None and time.monotonic() - started > max_seconds:
-            return list(cells[number:])
 
         def report(part: float, done: int = number, size: int = len(group)) -> None:
             progress("cells", done + part * size, len(cells))
@@ -165,7 +113,6 @@ def run_cells(
         rows = [cell.row() for cell in ended]
         keep(folder, rows, {key: texts for cell in ended for key, texts in cell.texts.items()})
     progress("cells", len(cells), len(cells))
-    return []
 
 
 def groups(cells: Sequence[DecodingConfig]) -> Iterator[tuple[int, list[DecodingConfig]]]:
@@ -180,21 +127,21 @@ def groups(cells: Sequence[DecodingConfig]) -> Iterator[tuple[int, list[Decoding
 
 
 def run_together(
-    work: Workbench, cells: Sequence[DecodingConfig], report: Callable[[float], None]
+    work: Examples, cells: Sequence[DecodingConfig], report: Callable[[float], None]
 ) -> list[Cell]:
     """Answer every example with each cell.
 
     A cell stops at its first error; the others continue. `report` gets the finished fraction.
     """
-    running = [Cell(work, cell, _Answerer(work, cell)) for cell in cells]
+    running = [Cell(work, cell, _answerer(work, cell)) for cell in cells]
     count = len(work.examples)
     batched = [number for number in range(count) if number not in work.timed]
-    if work.batch_size == 1:
+    if work.config.batch_size == 1:
         batched = []
     single = sorted(set(range(count)) - set(batched))
     for done in _answer_interleaved(work, cells, running, single):
         report(done / count)
-    size = _BATCHES_AT_ONCE * work.batch_size
+    size = _BATCHES_AT_ONCE * work.config.batch_size
     for start in range(0, len(batched), size):
         numbers = batched[start : start + size]
         for index, cell in enumerate(running, start=1):
@@ -204,64 +151,55 @@ def run_together(
 
 
 def _answer_interleaved(
-    work: Workbench,
+    work: Examples,
     cells: Sequence[DecodingConfig],
     running: Sequence[Cell],
     numbers: Sequence[int],
 ) -> Iterator[int]:
-    """Answer these examples one by one, each with all cells and, if timed, the models alone.
+    """Answer these examples one by one, each with all cells and, if timed, the target alone.
 
     Yields the number of answered examples.
     """
-    sampling = cells[0].sampling
-    alone = [AutoregressiveDecoder(work.pair.target, sampling)]
-    if work.reference is not None:
-        alone.append(AutoregressiveDecoder(work.reference, sampling))
-        for number in sorted(work.timed):  # a text that its context cuts would take too few seconds
-            _check_room(work, number, alone[-1])
-    for decoder in alone:
-        warm_up(decoder, work.prompts, work.max_new_tokens, work.seed)
-    order = named_generator(work.seed, "turns", cells[0].model_dump_json())
+    alone = AutoregressiveDecoder(work.pair.target, cells[0].sampling)
+    warm_up(alone, work.prompts, work.max_new_tokens, work.config.seed)
+    order = named_generator(work.config.seed, "turns", cells[0].model_dump_json())
     for done, number in enumerate(numbers, start=1):
-        times: list[Times | None] = [None, None]  # of the target, of the reference
-        for index in torch.randperm(len(running) + len(alone), generator=order).tolist():
+        times: Times | None = None
+        for index in torch.randperm(len(running) + 1, generator=order).tolist():
             if index < len(running):
                 running[index].answer(number)
             elif number in work.timed:
-                place = index - len(running)
-                times[place] = _time(work, alone[place], number).times
+                times = _time(work, alone, number).times
         for cell in running:
-            cell.set_alone(number, *times)
+            cell.set_alone(number, times)
         yield done
 
 
-class _Answerer:
+def _answerer(
+    work: Examples, decoding: DecodingConfig
+) -> Callable[[Sequence[int]], Sequence[Answer]]:
     """Answers examples with a decoder, which is built and warmed up at the first one."""
 
-    def __init__(self, work: Workbench, decoding: DecodingConfig) -> None:
-        self._work = work
-        self._decoding = decoding
+    @cache
+    def decoder() -> Decoder:
+        built = build_decoder(decoding, *work.pair)
+        warm_up(built, work.prompts, work.max_new_tokens, work.config.seed)
+        return built
 
-    @cached_property
-    def _decoder(self) -> Decoder:
-        decoder = build_decoder(self._decoding, *self._work.pair)
-        warm_up(decoder, self._work.prompts, self._work.max_new_tokens, self._work.seed)
-        return decoder
-
-    def __call__(self, numbers: Sequence[int]) -> Sequence[Answer]:
+    def answer(numbers: Sequence[int]) -> Sequence[Answer]:
         """One example is timed; several are answered together, in float32 with the same tokens."""
-        work, decoder = self._work, self._decoder
         for number in numbers:
-            _check_room(work, number, decoder)
+            _check_room(work, number, decoder())
         if len(numbers) == 1:
-            return [_time(work, decoder, numbers[0])]
+            return [_time(work, decoder(), numbers[0])]
         prompts = [work.prompts[number] for number in numbers]
-        seeds = [work.seed_of(number) for number in numbers]
-        size = work.batch_size
-        return decoder.generate(prompts, work.max_new_tokens, seeds, batch_size=size)
+        seeds, size = [work.seed_of(number) for number in numbers], work.config.batch_size
+        return decoder().generate(prompts, work.max_new_tokens, seeds, batch_size=size)
+
+    return answer
 
 
-def _check_room(work: Workbench, number: int, decoder: Decoder) -> None:
+def _check_room(work: Examples, number: int, decoder: Decoder) -> None:
     prompt = work.prompts[number]
     if not has_room(decoder, prompt, work.max_new_tokens):
         raise ContextLengthError(
@@ -271,6 +209,6 @@ def _check_room(work: Workbench, number: int, decoder: Decoder) -> None:
         )
 
 
-def _time(work: Workbench, decoder: Decoder, number: int) -> TimedAnswer:
+def _time(work: Examples, decoder: Decoder, number: int) -> TimedAnswer:
     prompt, seed = work.prompts[number], work.seed_of(number)
     return time_request(decoder, prompt, work.max_new_tokens, seed)

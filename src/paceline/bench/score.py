@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import time
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from paceline.bench.workbench import prompt_set
 from paceline.config import HomePath, Options, StrictModel
 from paceline.core.bootstrap import Interval
 from paceline.core.sampling import SamplingParams
@@ -19,12 +17,12 @@ from paceline.models.loading import load_tokenizer
 from paceline.progress import Progress, silent
 from paceline.records import RunDirectory, append_jsonl, read_jsonl
 from paceline.tasks import TaskChoice
-from paceline.tasks.base import corpus_figures
+from paceline.tasks.base import example_prompts
 from paceline.tasks.scoring import mean_score
 
 if TYPE_CHECKING:
-    from paceline.bench.workbench import PromptSet
     from paceline.engines.answers import Written
+    from paceline.tasks.base import ExamplePrompts
 
 _MAY_CHANGE = {"output", *MAY_CHANGE}
 
@@ -66,35 +64,13 @@ class ScoreConfig(StrictModel):
         checks.output(self.output)
 
 
-class AnswerRow(StrictModel):
-    """One answer.
-
-    Attributes:
-        number: Index of the example.
-        text: What is scored of it.
-        score: In [0, 1]; None if the task has no metric.
-        seconds: From the start of this run to the answer.
-    """
-
-    number: int
-    thoughts: str = ""
-    text: str
-    num_tokens: int
-    stop_reason: Literal["eos", "length"]
-    score: float | None
-    server: str
-    seconds: float
-
-
 class Score(StrictModel):
     """Quality of a served model on a task.
 
     Attributes:
         score: Mean score with its 95% interval over examples; None if the task has no metric.
         corpus_scores: Figures of all answers together, such as corpus BLEU.
-        corpus_intervals: Bounds of their 95% intervals over examples, where the task has them.
         signatures: What the scores depend on.
-        tokens_per_s: Of all requests together, in the last run; None if it asked for nothing.
     """
 
     schema_version: Literal[1] = 1
@@ -105,11 +81,9 @@ class Score(StrictModel):
     num_cut: int
     """Answers that ended at max_new_tokens."""
     score: Interval | None
-    corpus_scores: dict[str, float]
-    corpus_intervals: dict[str, tuple[float, float]] = Field(default_factory=dict)
+    corpus_scores: dict[str, Interval]
     signatures: dict[str, str]
     servers: list[str]
-    tokens_per_s: float | None
 
 
 def score(config: ScoreConfig, progress: Progress = silent) -> Score:
@@ -126,80 +100,78 @@ def score(config: ScoreConfig, progress: Progress = silent) -> Score:
     begun = run.metrics.exists()
     run.check(config, begun=begun, resume=True, may_change=_MAY_CHANGE, inputs=inputs)
     with run.alone():
-        prompts = prompt_set(config, load_tokenizer(config.tokenizer, alone=True))
+        prompts = example_prompts(
+            config.task,
+            load_tokenizer(config.tokenizer, alone=True),
+            config.num_examples,
+            skip=config.skip_examples,
+            seed=config.seed,
+            limit=config.max_prompt_tokens,
+        )
         run.write_manifest(config, **inputs)
-        rate = _ask(config, prompts, run, progress)
-        result = _summary(config, prompts, _rows(run), rate)
+        _ask(config, prompts, run, progress)
+        result = _summary(config, prompts, _rows(run))
         run.write_result(result.model_dump(mode="json"))
     return result
 
 
-def _rows(run: RunDirectory) -> dict[int, AnswerRow]:
-    rows = (AnswerRow.model_validate(row) for row in read_jsonl(run.metrics))
-    return {row.number: row for row in rows}
+def _rows(run: RunDirectory) -> dict[int, dict[str, Any]]:
+    """The answers by the index of their example."""
+    return {row["number"]: row for row in read_jsonl(run.metrics)}
 
 
 def _ask(
-    config: ScoreConfig, prompts: PromptSet, run: RunDirectory, progress: Progress
-) -> float | None:
-    """Ask for the missing answers. -> tokens per second."""
+    config: ScoreConfig, prompts: ExamplePrompts, run: RunDirectory, progress: Progress
+) -> None:
+    """Ask for the missing answers."""
     done = _rows(run)
     missing = [number for number in range(len(prompts.prompts)) if number not in done]
     if not missing:
-        return None
+        return
 
     def tokenize(text: str) -> list[int]:
         return prompts.tokenizer(text, add_special_tokens=False)["input_ids"]
 
-    servers = TextServers(config.writer, tokenize)
+    seed = config.seed + config.skip_examples
     requests = [
-        Request(prompts.prompts[n], config.max_new_tokens, config.sampling, prompts.seed_of(n))
+        Request(prompts.prompts[n], config.max_new_tokens, config.sampling, seed + n)
         for n in missing
     ]
-    begun = time.monotonic()
-    num_tokens = 0
 
     def keep(index: int, written: Written) -> None:
-        nonlocal num_tokens
         tokens = tokenize(written.text) if written.tokens is None else written.tokens
-        num_tokens += len(tokens)
         number = missing[index]
         given = written.text if written.tokens is None else tokens
         thoughts, text = prompts.answer(number, given)
-        done[number] = row = AnswerRow(
-            number=number,
-            thoughts=thoughts,
-            text=text,
-            num_tokens=len(tokens),
-            stop_reason=written.stop_reason,
-            score=prompts.score(number, given),
-            server=written.server,
-            seconds=round(time.monotonic() - begun, 3),
-        )
-        append_jsonl(run.metrics, row.model_dump(mode="json"))
+        done[number] = {
+            "number": number,
+            "thoughts": thoughts,
+            "text": text,
+            "num_tokens": len(tokens),
+            "stop_reason": written.stop_reason,
+            "score": prompts.score(number, given),
+            "server": written.server,
+        }
+        append_jsonl(run.metrics, done[number])
         progress("answers", len(done), len(prompts.prompts))
 
-    servers.write(requests, keep)
-    return num_tokens / (time.monotonic() - begun)
+    TextServers(config.writer, tokenize).write(requests, keep)
 
 
 def _summary(
-    config: ScoreConfig, prompts: PromptSet, rows: dict[int, AnswerRow], rate: float | None
+    config: ScoreConfig, prompts: ExamplePrompts, rows: dict[int, dict[str, Any]]
 ) -> Score:
     ordered = [rows[number] for number in range(len(prompts.prompts))]
-    known = [row.score for row in ordered if row.score is not None]
+    known = [row["score"] for row in ordered if row["score"] is not None]
     task = config.task
-    corpus = corpus_figures(task, prompts.examples, [row.text for row in ordered])
     return Score(
         config=config,
         metric=task.metric,
         num_examples=len(ordered),
-        num_tokens=sum(row.num_tokens for row in ordered),
-        num_cut=sum(row.stop_reason == "length" for row in ordered),
+        num_tokens=sum(row["num_tokens"] for row in ordered),
+        num_cut=sum(row["stop_reason"] == "length" for row in ordered),
         score=mean_score(known) if known else None,
-        corpus_scores=corpus.scores,
-        corpus_intervals=corpus.intervals,
+        corpus_scores=task.corpus_scores(prompts.examples, [row["text"] for row in ordered]),
         signatures=task.versions(),
-        servers=sorted({row.server for row in ordered}),
-        tokens_per_s=rate,
+        servers=sorted({row["server"] for row in ordered}),
     )

@@ -1,4 +1,4 @@
-"""The bound of `tune`, and tests whether settings meet it, one after another.
+"""Configuration of `tune`; its bound, and tests whether settings meet it, one after another.
 
 The tests use examples that did not select the settings. Their order is fixed before: by decreasing
 certainty that a setting meets the bound, each faster (or of higher quality) than those before it.
@@ -12,30 +12,157 @@ al. 2021, "Learn then Test", section 3).
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import torch
+from pydantic import Field, field_validator, model_validator
 
-from paceline.bench.tuning import NOT_MET, Tried
-from paceline.core.bootstrap import Interval, product_interval, ratio_interval
-from paceline.decode.strategies import Autoregressive, DecodingConfig
+from paceline.bench.workbench import RuleChoice, expand_all
+from paceline.config import HomePath, Options, StrictModel
+from paceline.core.bootstrap import LEAST_UNITS, Interval, product_interval, ratio_interval
+from paceline.core.rules import DEFAULT_RULES
+from paceline.core.sampling import SamplingParams
+from paceline.decode.strategies import DecodingConfig
+from paceline.engines.kinds import KINDS, RuleServer
+from paceline.measure.engine_costs import WithCosts
+from paceline.measure.pair import ModelsConfig, check_task
+from paceline.records import RunDirectory
 from paceline.results.figures import at_confidence
-from paceline.results.frontier import is_lossless, with_target_scores
+from paceline.results.frontier import is_lossless, measure, with_target_scores
+from paceline.results.row import Row
+from paceline.tasks import TaskChoice
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
-    from paceline.bench.tuning import Step, TuneConfig
+    from paceline.data.input_checks import InputChecks
+    from paceline.engines.contract import Engine
     from paceline.measure.engine_costs import EngineCosts
     from paceline.results.frontier import Frontier
-    from paceline.results.row import Row
 
     Worth = tuple[float, bool, float]
     """Sort key: value, then settings with a draft, then speed."""
 
 Setting = TypeVar("Setting")
+Step = Literal["choosing", "confirming"]
+NOT_MET = "no"
+"""Value of the setting `met` of a row whose bound is not met."""
+
+
+class TuneConfig(WithCosts, ModelsConfig):
+    """Configuration of `tune`, with one of the two bounds.
+
+    Attributes:
+        quality_floor: Minimum mean score, relative to the target's.
+        max_latency: Maximum seconds per token, relative to the target's.
+        output: Run directory; resumes if it exists. Its `decoding.yaml` is for `decode --config`.
+        sampling: Sampling parameters.
+        rules: Candidate rules; lists of parameters are expanded. With `costs`, the default is
+            lossless decoding alone, since engines have no other rule.
+        num_speculative_tokens: Candidate block lengths (gamma).
+        served_by: Decode the candidates as this serves them. vLLM takes first and bonus tokens from
+            the target and drafts without top-k and top-p; cascades have no effect there at
+            temperature 0, so they are no candidates. With the `costs` of vLLM, it is vllm.
+        num_candidates: Number of candidates to measure, besides lossless decoding.
+        num_examples: Number of examples for choosing.
+        num_confirmed: Number of other examples, for confirming.
+        num_timed: Number of examples, of either kind, on which speed is measured; None: all.
+        confidence: A run chooses a setting that misses the bound with a probability of at most
+            1 - confidence, whatever the number of tested settings.
+    """
+
+    task: TaskChoice
+    output: HomePath
+    quality_floor: float | None = Field(default=None, gt=0)
+    max_latency: float | None = Field(default=None, gt=0)
+    sampling: Annotated[SamplingParams, Options("temperature")] = SamplingParams()
+    rules: tuple[RuleChoice, ...] = Field(default=DEFAULT_RULES, min_length=1)
+    num_speculative_tokens: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+        default=(1, 2, 3, 4, 6), min_length=1
+    )
+    served_by: Annotated[RuleServer, Options(for_="")] = "paceline"
+    num_candidates: int = Field(default=8, ge=1)
+    num_examples: int = Field(default=64, ge=2)
+    num_confirmed: int = Field(default=128, ge=LEAST_UNITS)
+    num_timed: int | None = Field(default=None, ge=1)
+    confidence: float = Field(default=0.8, gt=0.5, lt=1)
+
+    @field_validator("rules", mode="before")
+    @classmethod
+    def _one_of_each(cls, value: Any) -> Any:
+        return expand_all(value)
+
+    @model_validator(mode="after")
+    def _one_bound(self) -> TuneConfig:
+        if (self.quality_floor is None) == (self.max_latency is None):
+            raise ValueError(
+                "set exactly one of quality_floor and max_latency, such as quality_floor 0.98"
+            )
+        timed = self.num_timed
+        if self.max_latency is not None and timed is not None and timed < LEAST_UNITS:
+            raise ValueError(
+                f"num_timed is {timed}, but max_latency needs at least {LEAST_UNITS} timed "
+                "examples; raise num_timed"
+            )
+        return self
+
+    @property
+    def server(self) -> type[Engine] | None:
+        """The engine that serves the setting; None: Paceline's decoder."""
+        return KINDS.get(self.served_by)
+
+    def check(self, checks: InputChecks) -> None:
+        """Check the inputs; raises UsageError."""
+        RunDirectory(self.output).check_kind(self)
+        checks.device(self.device)
+        self.check_costs(checks, self.block_lengths)
+        count = self.num_examples + self.num_confirmed
+        check_task(checks, "task", self.task, count, self.seed)
+        checks.pair(self.target, self.draft)
+        checks.output(self.output)
+
+    @property
+    def block_lengths(self) -> tuple[int, ...]:
+        """The values of `num_speculative_tokens` that fit into an answer."""
+        most = max(1, self.max_new_tokens - 1)
+        return tuple(gamma for gamma in self.num_speculative_tokens if gamma <= most)
+
+    @property
+    def bound(self) -> str:
+        """The bound in words."""
+        if self.quality_floor is not None:
+            return f"a quality of at least {self.quality_floor:g} of the target's"
+        return f"a time per token of at most {self.max_latency:g} of the target's"
+
+
+class Tried(StrictModel):
+    """A measured candidate.
+
+    Attributes:
+        row: The cell, with the target's score and seconds on the same examples. Its setting says
+            `examples`: choosing or confirming, and `met`: whether the bound is. On the choosing
+            examples the figure meets it, on the confirming ones its `lower_limit`, which is among
+            the totals. That of lossless decoding and of the target alone is met by proof.
+    """
+
+    decoding: DecodingConfig
+    row: Row
+
+    @property
+    def met(self) -> bool:
+        """Whether the bound is met."""
+        return self.row.setting["met"] != NOT_MET
+
+    @property
+    def lower_limit(self) -> float | None:
+        """Lower confidence limit of the bounded figure; None if no test is needed."""
+        return self.row.totals.get("lower_limit")
+
+    def measure(self, figure: str) -> Interval:
+        """A figure with its interval; NaN if it is unknown."""
+        return measure(figure, self.row)
 
 
 class Bound:
@@ -48,19 +175,9 @@ class Bound:
 
     def __init__(self, config: TuneConfig, costs: EngineCosts | None = None) -> None:
         self.config, self._costs = config, costs
+        self.figure, self.least = "relative_quality", config.quality_floor or 0.0
         if config.max_latency is not None:
             self.figure, self.least = "speedup", 1 / config.max_latency
-            self._words = f"{config.max_latency:g} of the target's latency"
-        elif config.quality_floor is not None:
-            self.figure, self.least = "relative_quality", config.quality_floor
-            self._words = f"{config.quality_floor:g} of the target's quality"
-        else:
-            assert config.absolute_quality is not None, "the configuration has one bound"
-            self.figure, self.least = "quality", config.absolute_quality
-            self._words = f"a quality of {config.absolute_quality:g}"
-
-    def __str__(self) -> str:
-        return self._words
 
     def met(self, frontier: Frontier, row: Row) -> Tensor:
         """Whether the row meets the bound, in the data and in each resample, [1 + R]."""
@@ -68,7 +185,7 @@ class Bound:
 
     def is_proven(self, frontier: Frontier, row: Row) -> bool:
         """True if the row needs no test: lossless decoding has the target's quality by proof."""
-        if self.figure == "quality" or self.least > 1:
+        if self.least > 1:
             return False
         lossless = self.figure == "relative_quality" and is_lossless(row)
         return row is frontier.target or lossless
@@ -143,16 +260,6 @@ class Bound:
             decoding=decoding, row=scored.extended({}, totals, examples=examples, met=words)
         )
 
-    def nearest(self, tried: Sequence[Tried]) -> str:
-        """The figure that comes closest to the bound, as a phrase for messages."""
-        alone = [one for one in tried if isinstance(one.decoding.strategy, Autoregressive)]
-        drafted = [one for one in tried if one not in alone] or tried
-        considered = tried if self.figure == "speedup" else drafted
-        best = max(one.measure(self.figure).value for one in considered)
-        if self.figure == "speedup":
-            return f"the fastest took {1 / best:.3f}"
-        return f"the best scored {best:.3f}" + (" of it" if self.figure != "quality" else "")
-
     def _worth(self, frontier: Frontier, row: Row) -> Worth:
         speed = frontier.value("speedup", row)
         if self.figure != "speedup":
@@ -181,21 +288,14 @@ def confirm(order: Sequence[Setting], test: Callable[[Setting], Tried | None]) -
     return tests
 
 
-def statement(bound: Bound, tests: Sequence[Tried]) -> str:
+def statement(config: TuneConfig, tests: Sequence[Tried]) -> str:
     """The number of tests, and the probability of choosing a setting that misses the bound."""
-    confidence = bound.config.confidence
-    counted = [tried for tried in tests if tried.lower_limit is not None]
+    count = sum(tried.lower_limit is not None for tried in tests)
     chosen = [tried for tried in tests if tried.met][-1]
-    lines = [f"bound: {bound}."]
-    if chosen.lower_limit is None:
-        lines.append("The chosen setting meets it by proof.")
-    if not counted:
-        return " ".join([*lines, "No other setting measured better, so none was tested."])
-    plural = "s were" if len(counted) > 1 else " was"
-    lines.append(
-        f"{len(counted)} setting{plural} tested on {bound.config.num_confirmed} other examples, in "
-        f"order of certainty, each at confidence {confidence:g}, until one failed. Whatever the "
-        f"number of tests, at most {1 - confidence:.0%} of such runs choose a setting that misses "
-        "the bound."
+    proof = "" if chosen.lower_limit is not None else " The chosen setting meets it by proof."
+    return (
+        f"bound: {config.bound}.{proof} Settings tested on {config.num_confirmed} other examples, "
+        f"in order of certainty, each at confidence {config.confidence:g}, until one failed: "
+        f"{count}. Whatever the number of tests, at most {1 - config.confidence:.0%} of such runs "
+        "choose a setting that misses the bound."
     )
-    return " ".join(lines)

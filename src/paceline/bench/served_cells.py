@@ -7,7 +7,6 @@ one start of its server, so intervals of its rows leave out the variation betwee
 
 from __future__ import annotations
 
-import time
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
@@ -18,19 +17,17 @@ from paceline.bench.answers import keep, key_of
 from paceline.bench.workbench import Cell
 from paceline.core.stats import TimedAnswer, Times
 from paceline.decode.strategies import Autoregressive, DecodingConfig, Speculative
-from paceline.engines.contract import Capacity, Drafting, Request, Setup
+from paceline.engines.contract import Drafting, Request, Setup
 from paceline.engines.process import check_choice, started
 from paceline.engines.vllm import BLOCKS, VllmServer
 from paceline.errors import EngineError
 from paceline.extensions import RuleChoice
-from paceline.measure.latency import PassCosts
 from paceline.progress import silent
-from paceline.results.frontier import TARGET_ALONE, family_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from paceline.bench.workbench import BenchConfig, PromptSet
+    from paceline.bench.workbench import BenchConfig, Examples
     from paceline.core.sampling import SamplingParams
     from paceline.progress import Progress
     from paceline.results.row import Row
@@ -43,12 +40,12 @@ _OPTIONS = ("--no-enable-prefix-caching",)  # the warm-up and earlier cells ask 
 
 def serve_cells(
     config: BenchConfig,
-    prompts: PromptSet,
+    prompts: Examples,
     cells: Sequence[DecodingConfig],
     done: Sequence[Row],
     progress: Progress = silent,
 ) -> list[DecodingConfig]:
-    """Run cells and append their rows. -> the cells left because of `max_seconds`.
+    """Run cells and append their rows. -> the cells that are left.
 
     A cell whose server does not start is recorded as failed, and the others continue; without the
     target alone, the cells of its temperature are left.
@@ -59,20 +56,13 @@ def serve_cells(
         cells: In the order of the grid: the target alone before the others of its temperature.
         done: Finished rows of the bench.
         progress: Progress callback.
-
-    Raises:
-        UsageError: vLLM is not installed, or would misread the draft's path.
-        StorageError: Rows cannot be written.
     """
     assert config.engine is not None, "the caller checks it"
     check_choice(config.engine)
     config.engine.kind.check_draft_path(config.engine.draft or config.draft)
-    begun = time.monotonic()
     known = {key_of(row): row for row in done if not row.error}
     left: list[DecodingConfig] = []
     for number, cell in enumerate(cells):
-        if config.max_seconds is not None and time.monotonic() - begun > config.max_seconds:
-            return [*left, *cells[number:]]
         alone = prompts.key_of(DecodingConfig(strategy=Autoregressive(), sampling=cell.sampling))
         if alone not in known and not _is_alone(cell):
             left.append(cell)
@@ -91,7 +81,7 @@ def _is_alone(decoding: DecodingConfig) -> bool:
     return isinstance(decoding.strategy, Autoregressive)
 
 
-def _baselines(row: Row, prompts: PromptSet) -> Baselines:
+def _baselines(row: Row, prompts: Examples) -> Baselines:
     """Times of the timed answers of the target alone."""
     parts = (row.sums[name] for name in ("seconds", "first_seconds", "tokens", "first_tokens"))
     times = enumerate(zip(*parts, strict=True))
@@ -104,7 +94,7 @@ def _baselines(row: Row, prompts: PromptSet) -> Baselines:
 
 def _run(
     config: BenchConfig,
-    prompts: PromptSet,
+    prompts: Examples,
     decoding: DecodingConfig,
     baselines: Baselines,
     progress: Progress,
@@ -132,7 +122,7 @@ def _run(
 
 
 def _ask(
-    server: VllmServer, prompts: PromptSet, sampling: SamplingParams, number: int
+    server: VllmServer, prompts: Examples, sampling: SamplingParams, number: int
 ) -> TimedAnswer:
     """The answer to an example."""
     prompt, most = prompts.prompts[number], prompts.max_new_tokens
@@ -142,7 +132,7 @@ def _ask(
 
 @contextmanager
 def _server(
-    config: BenchConfig, prompts: PromptSet, decoding: DecodingConfig, progress: Progress
+    config: BenchConfig, prompts: Examples, decoding: DecodingConfig, progress: Progress
 ) -> Iterator[VllmServer]:
     """A server that decodes as configured."""
     choice, strategy = config.engine, decoding.strategy
@@ -155,27 +145,7 @@ def _server(
         drafting = Drafting(choice.draft or config.draft, gamma, "probabilistic", rule)
         options, extra = (*options, *BLOCKS), gamma + 1
     length = max(map(len, prompts.prompts)) + prompts.max_new_tokens + extra
-    setup = Setup(choice.target or config.target, drafting, Capacity(length), config.dtype)
+    setup = Setup(choice.target or config.target, drafting, length, config.dtype)
     with started(choice.model_copy(update={"options": options}), setup, progress) as engine:
         assert isinstance(engine, VllmServer), "the configuration allows no other"
         yield engine
-
-
-def costs_from(rows: Sequence[Row], most: int, gammas: Sequence[int]) -> PassCosts:
-    """Seconds of vLLM's steps in these rows; `most`: a block has no more drafts than this."""
-    done = [row for row in rows if not row.error]
-    alone = [row for row in done if family_of(row) == TARGET_ALONE]
-
-    def of(gamma: int) -> list[Row]:
-        """Rows of all rules with blocks of this length."""
-        ruled = [row for row in done if "gamma" in row.setting]
-        return [row for row in ruled if min(int(row.setting["gamma"]), most) == gamma]
-
-    block_s = {gamma: _seconds_per_pass(of(gamma)) for gamma in gammas}
-    return PassCosts.of_blocks(_seconds_per_pass(alone), block_s)
-
-
-def _seconds_per_pass(rows: Sequence[Row]) -> float:
-    """Mean seconds of a target pass, with the prompt's; vLLM may send first tokens late."""
-    num_passes = sum(1 + (calls or 0) for row in rows for calls in row.sums["calls"])
-    return sum(value or 0.0 for row in rows for value in row.sums["seconds"]) / max(1, num_passes)

@@ -14,55 +14,91 @@ target even if its random answers above temperature 0 score lower. Steps 1 to 3 
 
 from __future__ import annotations
 
-from functools import cache, cached_property, partial
-from typing import TYPE_CHECKING, Any
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from paceline.bench.answers import key_of, read_rows
-from paceline.bench.prediction import SPEEDUP, SURPRISAL, predict
-from paceline.bench.runner import finished, run_cells, target_texts
-from paceline.bench.sequential_test import Bound, confirm, statement
-from paceline.bench.tuning import FailedCell, Step, Tried, TuneConfig, Tuned
+from paceline.bench.answers import key_of, read_rows, read_texts
+from paceline.bench.runner import finished, run_cells
+from paceline.bench.sequential_test import Bound, Step, Tried, TuneConfig, confirm, statement
 from paceline.bench.workbench import (
     BenchConfig,
     bench_context,
     cell_key,
-    is_idle_in_vllm,
     prepare,
 )
-from paceline.config import to_yaml
+from paceline.config import Result, StrictModel, to_yaml
+from paceline.core.rule_base import with_bonus
 from paceline.core.rules import Lossless
 from paceline.data.input_checks import checked
 from paceline.decode.strategies import Autoregressive, DecodingConfig, Speculative
 from paceline.engines.kinds import KINDS
 from paceline.errors import NotReachedError, UsageError
+from paceline.measure.acceptance import PairTexts
+from paceline.measure.analysis import analyze_rules
 from paceline.measure.engine_costs import load_models_of, read_costs
+from paceline.measure.latency import PassTimer
 from paceline.measure.pair import ModelsConfig
+from paceline.measure.results import gamma_of
 from paceline.progress import Progress, silent
 from paceline.records import RunDirectory, atomic_write_text
+from paceline.results.figures import FIGURES
 from paceline.results.frontier import Frontier
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
-    from paceline.bench.workbench import Workbench
-    from paceline.core.rule_base import Rule
-    from paceline.core.sampling import SamplingParams
+    from paceline.bench.workbench import Examples
     from paceline.measure.engine_costs import EngineCosts
     from paceline.measure.pair import Pair
     from paceline.results.row import Row
 
-__all__ = ["Bound", "FailedCell", "Tried", "TuneConfig", "Tuned", "tune"]
+__all__ = ["TuneConfig", "Tuned", "tune"]
 
+_PASSES = 15
 _FILE = "decoding.yaml"
 _STEPS: tuple[Step, Step] = ("choosing", "confirming")
+
+
+class FailedCell(StrictModel):
+    """A candidate that failed, with the error."""
+
+    decoding: DecodingConfig
+    error: str
+
+
+class Tuned(Result):
+    """The chosen setting, and all measurements.
+
+    Attributes:
+        tried: Those on the choosing examples, then those on the confirming ones, in order.
+        num_tests: Number of settings tested on the confirming examples.
+        statement: The guarantee of the tests, in words.
+    """
+
+    schema_version: Literal[1] = 1
+    kind: Literal["tune"] = "tune"
+    chosen: Tried
+    tried: tuple[Tried, ...]
+    failed: tuple[FailedCell, ...]
+    num_tests: int
+    statement: str
+    config: TuneConfig
+
+    @property
+    def summary(self) -> str:
+        """The chosen setting, and the guarantee."""
+        return f"{self.chosen.row.setting}; {self.statement}"
+
+    def rows(self, examples: Step) -> list[Row]:
+        """The result rows of the settings that were measured on these examples."""
+        return [one.row for one in self.tried if one.row.has(examples=examples)]
 
 
 def tune(config: TuneConfig, progress: Progress = silent) -> Tuned:
     """Choose a setting and write it to `decoding.yaml`.
 
     Raises:
-        UsageError: a model or the task cannot be used, the task has too few examples, or it has no
-            metric for a quality floor.
+        UsageError: a model or the task cannot be used, or it has no metric for a quality floor.
         NotReachedError: no setting meets the bound on the confirming examples.
     """
     if config.max_latency is None and config.task.metric is None:
@@ -84,9 +120,9 @@ def _tune(
 ) -> Tuned:
     bound = Bound(config, costs)
     pair = cache(lambda: load_models_of(config, costs))
-    choosing, confirming = (_Examples(config, costs, name, pair, progress) for name in _STEPS)
+    choosing, confirming = (_Measured(config, costs, name, pair, progress) for name in _STEPS)
     _ = choosing.work, confirming.work  # raises if a prompt is too long
-    candidates = propose(choosing, config)
+    candidates = propose(choosing)
     run.write_manifest(config)  # only after models and task were loaded
     for stale in (run.path / _FILE, run.result):  # possibly of another bound
         stale.unlink(missing_ok=True)
@@ -94,21 +130,25 @@ def _tune(
     tried = [
         bound.tried(measured, row, choosing.decoding_of(row), "choosing") for row in measured.rows
     ]
-    tests = confirm(
-        bound.test_order(measured),
-        lambda row: _test(bound, confirming, choosing.decoding_of(row)),
-    )
+    order = map(choosing.decoding_of, bound.test_order(measured))
+    tests = confirm(list(order), lambda decoding: _test(bound, confirming, decoding))
     tried += tests
     confirmed = [tested for tested in tests if tested.met]
     failed = (*choosing.failed, *confirming.failed)
     if not confirmed:
-        raise NotReachedError(_not_reached(bound, tried, len(failed)))
+        best = max(one.measure(bound.figure).value for one in tried)
+        known = f" ({len(failed)} more failed, see rows.jsonl)" if failed else ""
+        raise NotReachedError(
+            f"none of {len(tried)} measurements{known} meets {config.bound}: the best "
+            f"{bound.figure} is {best:.3f}; loosen the bound, raise num_confirmed, or align the "
+            "draft further"
+        )
     tuned = Tuned(
         chosen=confirmed[-1],
         tried=tuple(tried),
         failed=failed,
         num_tests=sum(tested.lower_limit is not None for tested in tests),
-        statement=statement(bound, tests),
+        statement=statement(config, tests),
         config=config,
     )
     atomic_write_text(run.path / _FILE, to_yaml(tuned.chosen.decoding))
@@ -127,7 +167,7 @@ def _for_engine(config: TuneConfig, costs: EngineCosts) -> TuneConfig:
     return config.model_copy(update=changes)
 
 
-def _test(bound: Bound, confirming: _Examples, decoding: DecodingConfig) -> Tried | None:
+def _test(bound: Bound, confirming: _Measured, decoding: DecodingConfig) -> Tried | None:
     """Measure a setting on the confirming examples; None if it failed to decode them."""
     frontier = confirming.measure([decoding])
     rows = (row for row in frontier.rows if confirming.decoding_of(row) == decoding)
@@ -135,16 +175,8 @@ def _test(bound: Bound, confirming: _Examples, decoding: DecodingConfig) -> Trie
     return None if row is None else bound.tried(frontier, row, decoding, "confirming")
 
 
-def _not_reached(bound: Bound, tried: Sequence[Tried], num_failed: int) -> str:
-    failed = f" ({num_failed} more failed, see rows.jsonl)" if num_failed else ""
-    advice = bound.config.shortage or "loosen the bound, or align the draft further"
-    return (
-        f"none of {len(tried)} measurements{failed} meets {bound}; {bound.nearest(tried)}; {advice}"
-    )
-
-
-class _Examples:
-    """The examples of one step, with their own bench."""
+class _Measured:
+    """The examples of one step, measured in a bench of their own."""
 
     def __init__(
         self,
@@ -156,25 +188,29 @@ class _Examples:
     ) -> None:
         self.alone = DecodingConfig(strategy=Autoregressive(), sampling=config.sampling)
         self.failed: list[FailedCell] = []
-        self._wants_quality = config.quality_floor is not None
-        self.costs, self._concurrency = costs, config.concurrency
-        full_vocabulary = costs is not None and costs.full_vocabulary
-        self._setting = _bench_of(config, name, full_vocabulary=full_vocabulary)
+        self.config, self.costs = config, costs
+        self._setting = _bench_of(config, costs, name)
         self._context = bench_context(self._setting)
         self._pair = pair
         self._decodings: dict[str, DecodingConfig] = {}
         self.progress = progress
 
     @cached_property
-    def work(self) -> Workbench:
+    def work(self) -> Examples:
         """Models and examples, loaded on first use."""
         return prepare(self._setting, self.progress, self._pair(), "paceline tune")
 
     @property
-    def texts(self) -> dict[SamplingParams, list[list[int]]]:
-        """Answers of the target alone, by their sampling."""
+    def texts(self) -> list[list[int]]:
+        """Answers of the target alone."""
         self.rows([])
-        return target_texts(self._setting.output, self._context, [self.alone])
+        texts = read_texts(self._setting.output)
+        if (key := cell_key(self._context, self.alone)) not in texts:
+            raise UsageError(
+                f"{self._setting.output} lacks answers of the target alone, which predictions "
+                "need; run again in a new directory"
+            )
+        return texts[key]
 
     def decoding_of(self, row: Row) -> DecodingConfig:
         """The decoding of a cell that was asked for."""
@@ -202,9 +238,10 @@ class _Examples:
         ]
         done = [row for row in rows if not row.error]
         if self.costs is not None:
-            done = in_engine_seconds(done, self.costs, self._concurrency)
+            done = in_engine_seconds(done, self.costs, self.config.concurrency)
         frontier = Frontier(done)
-        if self._wants_quality and not frontier.value("quality", frontier.target):
+        floor = self.config.quality_floor
+        if floor and not frontier.value("quality", frontier.target):
             raise NotReachedError(
                 "the target itself scores 0 on these examples, so every setting meets a relative "
                 "floor; use more examples, another task, or max_latency"
@@ -212,63 +249,65 @@ class _Examples:
         return frontier
 
 
-def propose(choosing: _Examples, config: TuneConfig) -> list[DecodingConfig]:
+def propose(choosing: _Measured) -> list[DecodingConfig]:
     """Candidates to measure: lossless decoding, and those on the frontier of speed and surprisal.
 
     Each rule has its fastest block length. If there are more than `num_candidates`, they are evenly
     spaced in the order of surprisal, including both ends.
     """
-    texts = choosing.texts
-    drafts, passes, server = config.sampling, None, config.server
-    if (costs := choosing.costs) is not None:
-        drafts = costs.proposals(config.sampling)
-        passes = partial(costs.step_costs, batch_size=config.concurrency)
+    config, work, texts = choosing.config, choosing.work, choosing.texts
+    rules, sampling, server = [*config.rules], config.sampling, config.server
+    if server and sampling.greedy:  # vLLM decodes losslessly with cascades
+        rules = [rule for rule in rules if not rule.uses_confidence]
+    rules = [Lossless(), *rules]
+    bonus = "target" if server else "rule"
+    drafts = sampling
+    if (engine := choosing.costs) is not None:
+        drafts = engine.proposals(sampling)
     elif server is not None:
-        drafts = server.proposals("probabilistic", config.sampling)
-    rules = (
-        rule
-        for rule in config.rules
-        if not (server and is_idle_in_vllm(rule, config.sampling.temperature))
+        drafts = server.proposals("probabilistic", sampling)
+    drafts = None if drafts == sampling else drafts
+    most = max(1, config.max_new_tokens - 1)  # a block leaves one token of the budget to the target
+    gammas = sorted({min(gamma, most) for gamma in config.num_speculative_tokens})
+    if engine is not None:
+        costs = engine.step_costs(gammas, config.concurrency)
+    else:
+        timed = PassTimer(*work.pair, work.prompts[0], gammas, sampling, drafts, texts[0])
+        costs = timed.run(_PASSES)
+    answers = PairTexts(*work.pair, work.prompts, texts, sampling, drafts, config.max_new_tokens)
+    analyzed = analyze_rules(
+        answers, [with_bonus(rule, bonus) for rule in rules], gammas, choosing.progress
     )
-    cells = [
-        DecodingConfig(
-            strategy=Speculative(
-                rule=rule,
-                num_speculative_tokens=gamma,
-                draft_sampling=None if drafts == config.sampling else drafts,
-                bonus="target" if server else "rule",
-            ),
-            sampling=config.sampling,
+    speedup, best = FIGURES["expected_speedup"], list[Candidate]()
+    for rule, (_, *rows) in zip(rules, analyzed, strict=True):
+        priced = [costs.priced(row) for row in rows]
+        row = max(priced, key=speedup.value)
+        strategy = Speculative(
+            rule=rule, num_speculative_tokens=gamma_of(row), draft_sampling=drafts, bonus=bonus
         )
-        for rule in (Lossless(), *rules)
-        for gamma in config.num_speculative_tokens
-    ]
-    predictions = predict(choosing.work, texts, cells, choosing.progress, passes)
-    best: dict[Rule, tuple[Mapping[str, float], DecodingConfig]] = {}
-    for cell in cells:
-        assert isinstance(cell.strategy, Speculative)
-        rule, prediction = cell.strategy.rule, predictions[choosing.work.key_of(cell)]
-        if rule not in best or prediction[SPEEDUP] > best[rule][0][SPEEDUP]:
-            best[rule] = (prediction, cell)
-    _, lossless = best[Lossless()]
-    others = [cell for cell in undominated(list(best.values())) if cell != lossless]
+        decoding = DecodingConfig(strategy=strategy, sampling=sampling)
+        best.append(Candidate(FIGURES["surprisal"].value(row), speedup.value(row), decoding))
+    lossless = best[0].decoding
+    others = [cell for cell in undominated(best) if cell != lossless]
     return [lossless, *spread(others, config.num_candidates)]
 
 
-def undominated(
-    candidates: Sequence[tuple[Mapping[str, float], DecodingConfig]],
-) -> list[DecodingConfig]:
-    """Candidates faster than all with a lower surprisal, in the order of surprisal.
+class Candidate(NamedTuple):
+    """Predicted surprisal of a rule's tokens under the target, nats, and speedup of its blocks."""
 
-    Each with its predicted totals.
-    """
-    order = sorted(candidates, key=lambda one: (one[0][SURPRISAL], -one[0][SPEEDUP]))
+    surprisal: float
+    speedup: float
+    decoding: DecodingConfig
+
+
+def undominated(candidates: Sequence[Candidate]) -> list[DecodingConfig]:
+    """Candidates faster than all with a lower surprisal, in the order of surprisal."""
     kept: list[DecodingConfig] = []
     fastest = 0.0
-    for prediction, decoding in order:
-        if prediction[SPEEDUP] > fastest:
-            fastest = prediction[SPEEDUP]
-            kept.append(decoding)
+    for one in sorted(candidates, key=lambda one: (one.surprisal, -one.speedup)):
+        if one.speedup > fastest:
+            fastest = one.speedup
+            kept.append(one.decoding)
     return kept
 
 
@@ -282,7 +321,7 @@ def spread(candidates: Sequence[DecodingConfig], count: int) -> list[DecodingCon
     return [candidates[round(number * last / (count - 1))] for number in range(count)]
 
 
-def _bench_of(config: TuneConfig, name: Step, *, full_vocabulary: bool) -> BenchConfig:
+def _bench_of(config: TuneConfig, costs: EngineCosts | None, name: Step) -> BenchConfig:
     choosing = name == "choosing"
     shared = {key: getattr(config, key) for key in ModelsConfig.model_fields}
     return BenchConfig(
@@ -292,7 +331,7 @@ def _bench_of(config: TuneConfig, name: Step, *, full_vocabulary: bool) -> Bench
         num_examples=config.num_examples if choosing else config.num_confirmed,
         skip_examples=0 if choosing else config.num_examples,
         num_timed=config.num_timed,
-        full_vocabulary=full_vocabulary,
+        full_vocabulary=costs is not None and costs.full_vocabulary,
     )
 
 
@@ -301,8 +340,7 @@ def in_engine_seconds(rows: Sequence[Row], costs: EngineCosts, concurrency: int)
 
     Rows must be of the target alone, or of a rule with blocks of a fixed length.
     """
-    gammas = {int(row.setting["gamma"]) for row in rows if "gamma" in row.setting}
-    steps = costs.step_costs(sorted({*gammas, *costs.gammas}), concurrency)
+    steps = costs.step_costs(costs.gammas, concurrency)
     step_s = steps.target_pass_s
 
     def timed(row: Row) -> Row:

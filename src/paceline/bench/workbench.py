@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field, replace
+import math
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import torch
 from pydantic import Field, field_validator, model_validator
 
-from paceline.bench.answers import digest, sums_of_answer
-from paceline.bench.settings import setting_of
+from paceline.bench.answers import digest, setting_of, sums_of_answer
 from paceline.config import HomePath, StrictModel
-from paceline.core.rule_base import Bonus
 from paceline.core.sampling import SamplingParams
-from paceline.decode.draft_policies import FixedLength, PolicyChoice
 from paceline.decode.strategies import (
     AnyStrategy,
     Autoregressive,
@@ -24,29 +22,25 @@ from paceline.decode.strategies import (
     Speculative,
 )
 from paceline.engines.commands import EngineChoice
-from paceline.errors import PacelineError, UsageError
+from paceline.errors import PacelineError
 from paceline.extensions import RuleChoice
-from paceline.measure.pair import ModelsConfig, Pair, load_models
-from paceline.measure.prompt_checks import check_task
-from paceline.models import load_model, prepare_for_decoding
-from paceline.models.compatibility import check_same_vocabulary
+from paceline.measure.pair import ModelsConfig, Pair, check_task, load_models
 from paceline.models.hf.draft_vocabulary import is_baked
 from paceline.progress import Progress, silent
 from paceline.records import SCHEMA_VERSION, RunDirectory
 from paceline.results.row import Row, Source, sums_of
 from paceline.tasks import TaskChoice
-from paceline.tasks.base import CorpusFigures, ExamplePrompts, corpus_figures, example_prompts
+from paceline.tasks.base import ExamplePrompts, example_prompts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from paceline.bench.answers import Answer
-    from paceline.core.rule_base import Rule
+    from paceline.core.bootstrap import Interval
+    from paceline.core.rule_base import Bonus
     from paceline.core.stats import Times
     from paceline.data.input_checks import InputChecks
-    from paceline.models import HfModel
     from paceline.models.contract import Tokenizer
-    from paceline.tasks import Task
 
 
 StrategyChoice = Annotated[AnyStrategy, Field(discriminator="strategy")]
@@ -62,10 +56,7 @@ class Grid(StrictModel):
         temperatures: Sampling temperatures; 0: greedy.
         num_speculative_tokens: Draft tokens per block (gamma) of the rules.
         rules: Acceptance rules; lists of parameters are expanded.
-        strategies: Decoding strategies without a rule, such as `token_cascade`.
-        policy: When drafting stops before the full block length.
-        draft_sampling: Sampling parameters of the draft; None: those of the target.
-        bonus: What bonus tokens and first tokens follow: the rule, or the target, as in vLLM.
+        strategies: Other strategies, such as `token_cascade`, or `speculative` with a policy.
         sampling: Sampling parameters except the temperature, which is ignored.
     """
 
@@ -77,9 +68,6 @@ class Grid(StrictModel):
     )
     rules: tuple[RuleChoice, ...] = ()
     strategies: tuple[StrategyChoice, ...] = ()
-    policy: PolicyChoice = FixedLength()
-    draft_sampling: SamplingParams | None = None
-    bonus: Bonus = "rule"
     sampling: SamplingParams = SamplingParams()
 
     @field_validator("rules", "strategies", mode="before")
@@ -87,36 +75,20 @@ class Grid(StrictModel):
     def _one_of_each(cls, value: Any) -> Any:
         return expand_all(value)
 
-    @model_validator(mode="after")
-    def _policy_has_rules(self) -> Grid:
-        if self.policy != FixedLength() and not self.rules:
-            raise ValueError(
-                "policy is set, but rules is empty, so nothing is drafted with it; list rules, "
-                "such as rules=[lossless]"
-            )
-        return self
-
-    def cells(self) -> list[DecodingConfig]:
+    def cells(self, bonus: Bonus = "rule") -> list[DecodingConfig]:
         """The distinct settings; at each temperature, the target alone comes first."""
+        pairs = itertools.product(self.rules, self.num_speculative_tokens)
+        ruled = [
+            Speculative(rule=rule, num_speculative_tokens=gamma, bonus=bonus)
+            for rule, gamma in pairs
+        ]
         cells: dict[str, DecodingConfig] = {}
         for temperature in self.temperatures:
             sampling = self.sampling.model_copy(update={"temperature": temperature})
-            for strategy in (Autoregressive(), *self._speculative(), *self.strategies):
+            for strategy in (Autoregressive(), *ruled, *self.strategies):
                 cell = DecodingConfig(strategy=strategy, sampling=sampling)
                 cells.setdefault(cell.model_dump_json(), cell)
         return list(cells.values())
-
-    def _speculative(self) -> list[Speculative]:
-        return [
-            Speculative(
-                rule=rule,
-                num_speculative_tokens=gamma,
-                policy=self.policy,
-                draft_sampling=self.draft_sampling,
-                bonus=self.bonus,
-            )
-            for rule, gamma in itertools.product(self.rules, self.num_speculative_tokens)
-        ]
 
 
 def expand_all(choices: Any) -> Any:
@@ -146,9 +118,6 @@ class BenchConfig(ModelsConfig):
         num_examples: Number of examples of the task's test split, after `skip_examples`.
         num_timed: Number of examples, evenly spaced, on which speed is measured; None: all.
         batch_size: Number of examples without timing that are answered together.
-        max_seconds: Start no more cells after this time; a restarted bench runs the others.
-        reference: A third model, which is timed alone by turns with the others. Benches of several
-            models are compared by it, because the speed of a machine changes between them.
         full_vocabulary: The draft proposes from the full vocabulary, even if it has a reduced one.
         engine: Answer with this engine, which is started for each setting; None: with Paceline's
             decoder. The engine is vLLM, in whose environment Paceline is installed.
@@ -161,8 +130,6 @@ class BenchConfig(ModelsConfig):
     skip_examples: int = Field(default=0, ge=0)
     num_timed: int | None = Field(default=None, ge=1)
     batch_size: int = Field(default=1, ge=1)
-    max_seconds: float | None = Field(default=None, gt=0)
-    reference: str | None = Field(default=None, min_length=1)
     full_vocabulary: bool = False
     engine: EngineChoice | None = None
 
@@ -172,18 +139,9 @@ class BenchConfig(ModelsConfig):
         baked = self.engine is not None and is_baked(self.engine.draft or self.draft)
         return self.full_vocabulary or (self.engine is not None and not baked)
 
-    @model_validator(mode="before")
-    @classmethod
-    def _bonus_of_the_engine(cls, values: Any) -> Any:
-        """With an engine, the grid's bonus is `target` unless it is set."""
-        if not isinstance(values, dict) or cast("dict[str, Any]", values).get("engine") is None:
-            return cast("Any", values)
-        grid = cast("dict[str, Any]", values).get("grid", {})
-        if isinstance(grid, Grid) and "bonus" not in grid.model_fields_set:
-            grid = grid.model_copy(update={"bonus": "target"})
-        elif isinstance(grid, dict):
-            grid = {"bonus": "target", **cast("dict[str, Any]", grid)}
-        return cast("dict[str, Any]", values) | {"grid": grid}
+    def cells(self) -> list[DecodingConfig]:
+        """The cells of the grid; an engine takes first and bonus tokens from the target."""
+        return self.grid.cells("rule" if self.engine is None else "target")
 
     @model_validator(mode="after")
     def _engine_can_run_the_cells(self) -> BenchConfig:
@@ -191,8 +149,6 @@ class BenchConfig(ModelsConfig):
             _check_engine(self.engine, self.grid)
             if self.batch_size > 1:
                 raise ValueError("an engine is asked one example at a time; leave batch_size at 1")
-            if self.reference is not None:
-                raise ValueError("an engine serves one target; leave reference out")
         return self
 
     def check(self, checks: InputChecks) -> None:
@@ -200,10 +156,6 @@ class BenchConfig(ModelsConfig):
         RunDirectory(self.output).check_kind(self)
         checks.device(self.device)
         checks.pair(self.target, self.draft)
-        if self.engine is None and any(cell.needs_rollback for cell in self.grid.cells()):
-            checks.drafting(self.target, self.draft)
-        if self.reference is not None:
-            checks.model("reference", self.reference)
         if self.engine is not None:
             checks.engine(self.engine)
         count = self.skip_examples + self.num_examples
@@ -211,46 +163,38 @@ class BenchConfig(ModelsConfig):
         checks.output(self.output)
 
 
-class TaskPrompts(Protocol):
-    """Settings that choose examples of a task and limit their prompts and answers."""
-
-    @property
-    def task(self) -> Task: ...
-    @property
-    def num_examples(self) -> int: ...
-    @property
-    def skip_examples(self) -> int: ...
-    @property
-    def max_prompt_tokens(self) -> int | None: ...
-    @property
-    def max_new_tokens(self) -> int: ...
-    @property
-    def seed(self) -> int: ...
-
-
 @dataclass(frozen=True)
-class PromptSet(ExamplePrompts):
-    """The task's examples as prompts, which all cells share.
+class Examples(ExamplePrompts):
+    """The task's examples as prompts, and the models, which all cells of a bench share.
 
     Attributes:
-        skipped: Number of examples of the split before the first.
-        timed: Indices of the examples that are timed, one by one, with the target alone.
+        config: Of the bench.
         context: Digest of everything that all cells share.
-        population: Name of the examples.
+        timed: Indices of the examples that are timed, one by one, with the target alone.
+        models: Target and draft; None: an engine answers.
         command: What makes the rows.
     """
 
-    max_new_tokens: int
-    seed: int
-    skipped: int
-    timed: frozenset[int]
+    config: BenchConfig
     context: str
-    population: str = field(default="", kw_only=True)
-    command: str = field(default="paceline bench", kw_only=True)
+    timed: frozenset[int]
+    models: Pair | None
+    command: str
+
+    @property
+    def pair(self) -> Pair:
+        """Target and draft."""
+        assert self.models is not None, "an engine has the models"
+        return self.models
+
+    @property
+    def max_new_tokens(self) -> int:
+        """Maximum number of tokens per answer."""
+        return self.config.max_new_tokens
 
     def seed_of(self, number: int) -> int:
         """Seed of the answer to example `number`; each example of the split has its own."""
-        return self.seed + self.skipped + number
+        return self.config.seed + self.config.skip_examples + number
 
     def key_of(self, cell: DecodingConfig) -> str:
         """Key of the cell's row."""
@@ -258,31 +202,19 @@ class PromptSet(ExamplePrompts):
 
     def row(self, cell: DecodingConfig, **measured: Any) -> Row:
         """A row of the cell, with these sums, totals and bounds, or with its error."""
-        task, marks = self.task, {"context": self.context, "key": self.key_of(cell)}
+        task = self.task
         setting = {"task": task.task} | setting_of(cell)
         if task.metric is not None:
             setting["metric"] = task.metric
-        fingerprints = marks | task.versions()
+        # tasks of one kind may read different texts
+        mark = digest(self.config.model_dump(mode="json")["task"], self.config.seed)
+        marks = {"context": self.context, "key": self.key_of(cell)} | task.versions()
         return Row(
-            population=self.population,
+            population=f"examples of {task.task} {mark}",
             setting=setting,
-            source=Source.here(self.command, fingerprints=fingerprints),
+            source=Source.here(self.command, fingerprints=marks),
             **measured,
         )
-
-
-@dataclass(frozen=True)
-class Workbench(PromptSet):
-    """The prompts and both models.
-
-    Attributes:
-        batch_size: Number of examples without timing that are answered together.
-        reference: A third model that is timed alone, if there is one.
-    """
-
-    pair: Pair
-    batch_size: int
-    reference: HfModel | None
 
 
 def prepare(
@@ -290,85 +222,48 @@ def prepare(
     progress: Progress = silent,
     pair: Pair | None = None,
     command: str = "paceline bench",
-) -> Workbench:
-    """Load the examples, and both models unless `pair` is given; `command` makes the rows.
-
-    Raises:
-        UsageError: a model or the task cannot be used, or an example does not fit the context.
-    """
+) -> Examples:
+    """Load the examples, and both models unless `pair` is given; `command` makes the rows."""
     progress("loading", 0, 1)
     pair = pair or load_models(config, full_vocabulary=config.proposes_everything)
-    encoder = pair.target.decoder_prompt is not None
-    prompts = replace(bench_prompts(config, pair.tokenizer, encoder=encoder), command=command)
-    reference = _load_reference(config, pair.target)
+    found = examples_of(config, pair.tokenizer, pair, command)
     progress("loading", 1, 1)
-    return Workbench(**vars(prompts), pair=pair, batch_size=config.batch_size, reference=reference)
+    return found
 
 
-def _load_reference(config: BenchConfig, target: HfModel) -> HfModel | None:
-    """The reference, prepared for decoding; raises UsageError if it cannot read the prompts."""
-    if config.reference is None:
-        return None
-    reference = load_model(config.reference, dtype=target.dtype, device=config.device)
-    try:
-        check_same_vocabulary(target, reference)
-    except UsageError:
-        raise UsageError(
-            f"reference {config.reference} has another tokenizer or is of another kind than the "
-            "target, whose prompts it gets; choose a model of the same kind and tokenizer"
-        ) from None
-    return prepare_for_decoding(reference)
-
-
-def bench_prompts(config: BenchConfig, tokenizer: Tokenizer, *, encoder: bool = False) -> PromptSet:
-    """The prompts of a bench; see `prompt_set`."""
-    context = bench_context(config)
-    # tasks of one kind may read different texts
-    mark = digest(config.model_dump(mode="json")["task"], config.seed)
-    prompts = prompt_set(config, tokenizer, context, config.num_timed, encoder=encoder)
-    return replace(prompts, population=f"examples of {config.task.task} {mark}")
-
-
-def prompt_set(
-    config: TaskPrompts,
+def examples_of(
+    config: BenchConfig,
     tokenizer: Tokenizer,
-    context: str = "",
-    num_timed: int | None = None,
-    *,
-    encoder: bool = False,
-) -> PromptSet:
-    """The examples as prompts; `encoder`: of an encoder-decoder.
-
-    Raises:
-        UsageError: the task cannot be used, or a prompt has more than max_prompt_tokens.
-    """
-    prompts = example_prompts(
+    pair: Pair | None = None,
+    command: str = "paceline bench",
+) -> Examples:
+    """The examples of a bench; without `pair`, an engine answers them."""
+    found = example_prompts(
         config.task,
         tokenizer,
         config.num_examples,
         skip=config.skip_examples,
         seed=config.seed,
         limit=config.max_prompt_tokens,
-        encoder=encoder,
+        encoder=pair is not None and pair.target.decoder_prompt is not None,
     )
-    count = len(prompts.prompts)
-    timed = min(num_timed or count, count)
-    return PromptSet(
-        **vars(prompts),
-        max_new_tokens=config.max_new_tokens,
-        seed=config.seed,
-        skipped=config.skip_examples,
-        timed=frozenset(number * count // timed for number in range(timed)),
-        context=context,
+    count = len(found.prompts)
+    num_timed = min(config.num_timed or count, count)
+    timed = frozenset(number * count // num_timed for number in range(num_timed))
+    return Examples(
+        **vars(found),
+        config=config,
+        context=bench_context(config),
+        timed=timed,
+        models=pair,
+        command=command,
     )
 
 
 def bench_context(config: BenchConfig) -> str:
     """Digest of everything that all cells share, including sizes and times of the models' files."""
-    shared = config.model_dump(mode="json", exclude={"grid", "output", "max_seconds"})
+    shared = config.model_dump(mode="json", exclude={"grid", "output"})
     models = [_stamps(config.target), _stamps(config.draft)]
-    if config.reference is not None:
-        models.append(_stamps(config.reference))
     if config.engine is not None:
         models += [_stamps(path) for path in (config.engine.target, config.engine.draft) if path]
     versions = config.task.versions()
@@ -388,11 +283,6 @@ def cell_key(context: str, cell: DecodingConfig) -> str:
     return digest(context, cell.model_dump(mode="json"))
 
 
-def is_idle_in_vllm(rule: Rule, temperature: float) -> bool:
-    """True if vLLM decodes losslessly with this rule."""
-    return temperature == 0 and rule.uses_confidence
-
-
 def _check_engine(engine: EngineChoice, grid: Grid) -> None:
     """Raise ValueError if the engine cannot run the cells of the grid."""
     if not engine.kind.runs_rules or engine.url is not None:
@@ -401,23 +291,10 @@ def _check_engine(engine: EngineChoice, grid: Grid) -> None:
             f"bench sets the rule of a vLLM that it starts itself, which {what} does not allow; "
             "set engine.engine to vllm, and engine.program to its path"
         )
-    if grid.strategies or grid.draft_sampling is not None or grid.policy != FixedLength():
+    if grid.strategies or grid.sampling.repetition_penalty != 1:
         raise ValueError(
-            "vLLM runs rules with blocks of a fixed length, and samples drafts at the temperature "
-            "of the request; leave grid.strategies, grid.policy and grid.draft_sampling out"
-        )
-    if grid.bonus != "target":
-        raise ValueError(
-            "vLLM takes first and bonus tokens from the target, under every rule; leave grid.bonus "
-            "out, or set it to target"
-        )
-    if grid.sampling.repetition_penalty != 1:
-        raise ValueError("vLLM computes another penalty; leave grid.sampling.repetition_penalty 1")
-    cells = itertools.product(grid.rules, grid.temperatures)
-    if any(is_idle_in_vllm(rule, temperature) for rule, temperature in cells):
-        raise ValueError(
-            "a cascade changes nothing in vLLM at temperature 0; set grid.temperatures to others, "
-            "such as [1.0], or leave cascades out of grid.rules"
+            "vLLM runs rules alone, and computes another penalty; leave grid.strategies and "
+            "grid.sampling.repetition_penalty out"
         )
 
 
@@ -426,7 +303,7 @@ class Cell:
 
     def __init__(
         self,
-        prompts: PromptSet,
+        prompts: Examples,
         decoding: DecodingConfig,
         answer: Callable[[Sequence[int]], Sequence[Answer]],
     ) -> None:
@@ -471,34 +348,35 @@ class Cell:
         except (PacelineError, RuntimeError, AssertionError) as error:
             self.fail(error)
 
-    def set_alone(self, number: int, target: Times | None, reference: Times | None = None) -> None:
-        """Add times of the target alone, and of the bench's reference, to an answered example."""
-        if not self.has_failed:
-            for prefix, times in (("target_", target), ("reference_", reference)):
-                self._sums[number] |= {} if times is None else times.sums(prefix)
+    def set_alone(self, number: int, target: Times | None) -> None:
+        """Add times of the target alone to an answered example."""
+        if target is not None and not self.has_failed:
+            self._sums[number] |= target.sums("target_")
 
     def row(self) -> Row:
         """The result of the answered examples, or the error."""
-        corpus = self._corpus_figures()
+        corpus = self._corpus_scores()
         if self.has_failed:
             return self._prompts.row(self._decoding, units=(), error=self._error)
         answered = sorted(self._sums)
+        skipped = self._prompts.config.skip_examples
+        known = {name: one for name, one in corpus.items() if not math.isnan(one.low)}
         return self._prompts.row(
             self._decoding,
-            units=tuple(self._prompts.skipped + number for number in answered),
+            units=tuple(skipped + number for number in answered),
             sums=sums_of([self._sums[number] for number in answered]),
-            totals=corpus.scores,
-            bounds=corpus.intervals,
+            totals={name: one.value for name, one in corpus.items()},
+            bounds={name: (one.low, one.high) for name, one in known.items()},
         )
 
-    def _corpus_figures(self) -> CorpusFigures:
+    def _corpus_scores(self) -> dict[str, Interval]:
         """Figures of all answers together; none if the cell failed or fails here."""
         if self.has_failed:
-            return CorpusFigures({}, {})
+            return {}
         answered = sorted(self._tokens.items())
         answers = [self._prompts.answer(number, tokens)[1] for number, tokens in answered]
         try:
-            return corpus_figures(self._prompts.task, self._prompts.examples, answers)
+            return self._prompts.task.corpus_scores(self._prompts.examples, answers)
         except PacelineError as error:
             self.fail(error)
-            return CorpusFigures({}, {})
+            return {}

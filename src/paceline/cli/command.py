@@ -1,212 +1,161 @@
 """Declares commands: their options come from a schema and from the function's parameters.
 
-A `Group` is a panel of the help. `Group.verb` declares a command that builds a configuration, calls
-one function of the library with it and shows the result; `Group.command` declares any other.
+`command` declares a function as a command; if it has a schema, the function gets the built
+configuration first. `verb` declares a command that calls one function of the library with the
+configuration and shows the result.
 """
 
 from __future__ import annotations
 
 import inspect
 import json
-import os
 import pkgutil
-from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import typer
 import typer.core
 from rich.text import Text
 
 from paceline.cli import options
-from paceline.cli.console import echo, progress_bars, stdout
-from paceline.cli.crash import guarded
-from paceline.cli.html_report import check_html, write_html
+from paceline.cli.console import echo, guarded, progress_bars, say, stdout
 from paceline.environment import begin
+from paceline.errors import UsageError
 from paceline.permissions import IMPORTS, PROGRAMS, allow
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Callable, Generator
     from pathlib import Path
 
     from rich.console import RenderableType
 
-    from paceline.config import StrictModel
-    from paceline.data.input_checks import InputChecks
     from paceline.measure.agreement import Agreement
     from paceline.measure.verdict import Verdict
     from paceline.view.page import Page
 
-    ConfigT = TypeVar("ConfigT", bound=StrictModel)
     Shown = Generator[RenderableType, None, int | None]
     """What a command prints; returns its exit code, None for 0."""
 
 HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
 
 
-@dataclass
-class Call:
-    """One call of a command: what configures it.
+def check_inputs(
+    config: Any,
+    *,
+    dry_run: bool = False,
+    as_json: bool = False,
+    resume: bool = False,
+    summary: str = "",
+) -> None:
+    """End a dry run with the checks of the inputs, and what `module:function` says of the run.
 
-    Attributes:
-        chosen: Values of options by key.
+    Else the function that is called checks them.
     """
+    if resume:
+        options.check_resumable(config.output)
+    if not dry_run:
+        return
+    from paceline.data.input_checks import InputChecks
 
-    config: Path | None
-    overrides: list[str] | None
-    chosen: dict[str, Any]
-
-    def build(
-        self, cls: type[ConfigT], one_of: Sequence[str] = (), *, resume: bool = False
-    ) -> ConfigT:
-        """Build the configuration, to `resume` from that of the run; raises ConfigError."""
-        return options.build(cls, self.config, self.overrides, one_of, self.chosen, resume=resume)
-
-    def check(
-        self,
-        config: Any,
-        *,
-        dry_run: bool = False,
-        as_json: bool = False,
-        resume: bool = False,
-        summary: Callable[[], str] | None = None,
-    ) -> None:
-        """End a dry run with the checks of the inputs, and this summary of the run.
-
-        Without, the function that the command calls checks them.
-
-        Raises:
-            UsageError: an input cannot be used, or there is no run to resume.
-        """
-        from paceline.data.input_checks import InputChecks
-
-        if resume:
-            options.check_resumable(config.output)
-        if dry_run:
-            config.check(checks := InputChecks(resume=resume))
-            checks.lines.extend([summary()] if summary else [])
-            end_dry_run(checks, as_json=as_json)
-
-
-def end_dry_run(checks: InputChecks, *, as_json: bool = False) -> None:
-    """Print the results of the checks and the first example of a training, and exit."""
-    from paceline.cli.result_tables import example_lines
-    from paceline.export.model_report import trained_text
-
-    examples = [] if checks.example is None else [trained_text(*checks.example)]
+    config.check(checks := InputChecks(resume=resume))
+    if summary:
+        checks.lines.append(pkgutil.resolve_name(summary)(config))
     if as_json:
-        shown = [example.model_dump(mode="json") for example in examples]
-        echo(json.dumps({"dry_run": True, "checks": checks.lines, "examples": shown}, indent=2))
+        echo(json.dumps({"dry_run": True, "checks": checks.lines}, indent=2))
         raise typer.Exit
     for line in checks.lines:
-        stdout.print(line)
-    for line in example_lines(examples):
         stdout.print(line)
     stdout.print("These checks passed. Nothing was run.")
     raise typer.Exit
 
 
-def reflowed(documented: Callable[..., Any]) -> str:
-    """A docstring with a line per paragraph, which the terminal wraps."""
-    paragraphs = (inspect.getdoc(documented) or "").split("\n\n")
-    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
-
-
-def show(shown: Shown, *, quiet: bool = False) -> int:
-    """Print what a command shows, unless `quiet`. -> its exit code."""
-    while True:
-        try:
-            part = next(shown)
-        except StopIteration as end:
-            return end.value or 0
-        if not quiet:
-            stdout.print(part)
-
-
 def styled(verdict: Verdict | Agreement, before: str = "") -> Text:
     """A verdict in its colour, after a text."""
-    from paceline.cli.result_tables import verdict_style
+    colour = {0: "bold green", 1: "bold red"}.get(verdict.exit_code, "bold yellow")
+    return Text(f"{before}{verdict}", style=colour)
 
-    return Text(f"{before}{verdict}", style=verdict_style(verdict))
+
+def check_html(file: Path | None) -> None:
+    """Check the file and the libraries before a long run; raises a PacelineError."""
+    if file is not None:
+        from paceline.data.input_checks import check_output_file
+        from paceline.view import require
+
+        require()
+        check_output_file(file, "--html")
 
 
-def _as_json(result: Any) -> str:
-    if isinstance(result, list):  # rows
-        return json.dumps([row.model_dump(mode="json") for row in result], indent=2)
+def write_html(file: Path | None, make: Callable[[], Page]) -> None:
+    """Write the page, and say where it is. Call it after the result is printed."""
+    if file is not None:
+        from paceline.view.render import write
+
+        write(make(), file)
+        say(f"HTML report: {file}")
+
+
+def as_json_text(result: Any) -> str:
+    """The JSON of a result."""
     return result.model_dump_json(indent=2)
 
 
-class Verb(NamedTuple):
-    """A command that calls one function with a configuration.
+def perform(
+    config: Any,
+    function: str,
+    show: Callable[[Any, Any], Shown],
+    *,
+    json_of: Callable[[Any], str] = as_json_text,
+    page: str = "",
+    summary: str = "",
+    dry_run: bool = False,
+    resume: bool = False,
+    as_json: bool = False,
+    html: Path | None = None,
+    rows: Path | None = None,
+) -> None:
+    """Call `module:function` with a configuration, and print what `show` yields of its result.
 
-    Attributes:
-        schema: `module:Class` of the configuration.
-        function: `module:function`, called with the configuration and the progress.
-        show: What it prints of the result and the configuration.
-        as_json: The JSON of the result; None: there is no --json.
-        page: `module:function` of the result's HTML page, "run" for that of its run directory.
-        is_verdict: The exit code is a verdict, which a failure to write HTML does not change.
-        resume: The function can resume a run.
-        one_of: Keys of which an option replaces all.
+    `page`: `module:function` of the result's HTML page, "run" for that of its run directory.
+    `summary`: as in `check_inputs`. The last five are as the options.
     """
+    check_html(html)
+    if rows is not None:
+        from paceline.data.input_checks import check_output_file
 
-    schema: str
-    function: str
-    show: Callable[[Any, Any], Shown]
-    as_json: Callable[[Any], str] | None = _as_json
-    page: str = ""
-    is_verdict: bool = False
-    resume: bool = False
-    one_of: Sequence[str] = ()
+        check_output_file(rows, "--rows")
+    check_inputs(config, dry_run=dry_run, as_json=as_json, resume=resume, summary=summary)
+    how = {"resume": True} if resume else {}
+    with begin(), progress_bars() as progress:
+        result = pkgutil.resolve_name(function)(config, progress=progress, **how)
+    if as_json:
+        echo(json_of(result))
+    code, shown = None, show(result, config)
+    try:
+        while True:
+            part = next(shown)
+            if not as_json:
+                stdout.print(part)
+    except StopIteration as end:
+        code = end.value
+    if rows is not None:
+        from paceline.results.row import write_rows
 
-    def __call__(
-        self,
-        call: Call,
-        dry_run: options.DryRun = False,
-        resume: options.Resume = False,
-        as_json: options.Json = False,
-        html: options.Html = None,
-        rows: options.Rows = None,
-    ) -> None:
-        """Run the command."""
-        check_html(html)
-        if rows is not None:
-            from paceline.data.input_checks import check_output_file
-
-            check_output_file(rows, "--rows")
-        config = call.build(pkgutil.resolve_name(self.schema), self.one_of, resume=resume)
-        call.check(config, dry_run=dry_run, as_json=as_json, resume=resume)
-        how = {"resume": True} if resume else {}
-        with begin(), progress_bars() as progress:
-            result = pkgutil.resolve_name(self.function)(config, progress=progress, **how)
-        if as_json and self.as_json is not None:
-            echo(self.as_json(result))
-        code = show(self.show(result, config), quiet=as_json)
-        if rows is not None:
-            from paceline.results.row import write_rows
-
-            write_rows(rows, result.rows)
-        write_html(html, lambda: self._page_of(result, config), is_verdict=self.is_verdict)
-        if code:
-            raise typer.Exit(code)
-
-    def _page_of(self, result: Any, config: Any) -> Page:
-        if self.page == "run":
-            from paceline.view.read import read_page
-
-            return read_page(config.output).page
-        return pkgutil.resolve_name(self.page)(result)
-
-    @property
-    def parameters(self) -> list[inspect.Parameter]:
-        """The options that do not set keys."""
-        offered = {"dry_run": True, "resume": self.resume, "html": bool(self.page)}
-        offered["as_json"] = self.as_json is not None
-        return [each for each in _parameters(self.__call__) if offered.get(each.name)]
+        write_rows(rows, result.rows)
+    write_html(html, lambda: _page_of(page, result, config))
+    if code:
+        raise typer.Exit(code)
 
 
-def _parameters(function: Callable[..., None]) -> list[inspect.Parameter]:
-    return list(inspect.signature(function, eval_str=True).parameters.values())
+def _page_of(page: str, result: Any, config: Any) -> Page:
+    if page == "run":
+        from paceline.view.read import read_page
+
+        return read_page(config.output).page
+    return pkgutil.resolve_name(page)(result)
+
+
+COMMANDS: dict[str, Command] = {}
+"""All commands by name, in the order of the help."""
 
 
 class Command(typer.core.TyperCommand):
@@ -214,7 +163,7 @@ class Command(typer.core.TyperCommand):
 
     Attributes:
         schemas: `module:Class` of its configuration, and of another by the option that selects it,
-            such as ` --engine`; empty: it has none.
+            such as `engine`; empty: it has none.
     """
 
     def __init__(
@@ -223,19 +172,24 @@ class Command(typer.core.TyperCommand):
         panel: str,
         schemas: dict[str, str],
         function: Callable[..., None],
-        own: Sequence[inspect.Parameter],
+        own: list[inspect.Parameter],
     ) -> None:
-        """`named` has the name and the help; `function` gets a `Call` if there is a schema."""
+        """`named` has the name and the help; `function` gets a configuration if it has a schema."""
         self.schemas = schemas
         self._function, self._own = function, own
+        # a line per paragraph, which the terminal wraps
+        paragraphs = (inspect.getdoc(named) or "").split("\n\n")
         super().__init__(
             named.__name__.rstrip("_").replace("_", "-"),
-            help=reflowed(named),
+            help="\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs),
             rich_help_panel=panel,
-            rich_markup_mode=None,
+            rich_markup_mode="rich",
             context_settings=HELP_OPTIONS,
             callback=lambda **values: self._made.callback(**values),
         )
+        COMMANDS[str(self.name)] = self
+        for option, schema in schemas.items():
+            options.SCHEMAS[f"{self.name}-{option}".rstrip("-")] = schema
 
     @property
     def params(self) -> Any:
@@ -246,113 +200,108 @@ class Command(typer.core.TyperCommand):
     def params(self, value: Any) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Set by the base class, to none."""
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Print the options in panels; errors stay plain."""
-        print_help(self, ctx)
-
     @cached_property
     def _made(self) -> Any:
         """The command as Typer makes it; imports the schemas unless they are cached."""
-        settings: dict[str, tuple[options.Setting, inspect.Parameter]] = {}
-        for option, schema in self.schemas.items():
-            panel = f"Settings with{option}" if option else "Settings"
-            for setting in options.settings_of(schema):
-                settings.setdefault(setting.parameter, (setting, setting.as_parameter(panel)))
+        settings = {option: options.settings_of(of) for option, of in self.schemas.items()}
+        known: dict[str, options.Setting] = {}  # as offered
+        parameters: dict[str, inspect.Parameter] = {}
+        for option, found in settings.items():
+            panel = f"Settings with --{option}" if option else "Settings"
+            for setting in found:
+                known.setdefault(setting.parameter, setting)
+                parameters.setdefault(setting.parameter, setting.as_parameter(panel))
 
         def run(**values: Any) -> None:
             allow(IMPORTS, *(values.pop("allow_import", None) or ()))
             allow(PROGRAMS, *(values.pop("allow_program", None) or ()))
-            if values.pop("no_compile", False):
-                os.environ["PACELINE_COMPILE"] = "0"  # also for processes that this one starts
             if not self.schemas:
                 self._function(**values)
                 return
-            chosen = {
-                setting.key: setting.value(value)
-                for name, (setting, _) in settings.items()
-                if (value := values.pop(name)) not in (None, [])
-            }
-            call = Call(values.pop("config", None), values.pop("overrides"), chosen)
-            self._function(call, **values)
+            given = {name: values.pop(name) for name in known}
+            given = {name: value for name, value in given.items() if value not in (None, [])}
+            selected = [option for option in self.schemas if f"{option}__{option}" in given]
+            option = selected[0] if selected else ""
+            taken = {setting.parameter for setting in settings[option]}
+            if others := [known[name].names[0] for name in given if name not in taken]:
+                needs = "cannot be used with" if option else "needs"
+                raise UsageError(f"{others[0]} {needs} --{', --'.join(filter(None, self.schemas))}")
+            chosen = {known[name].key: known[name].value(value) for name, value in given.items()}
+            if isinstance(drafts := chosen.get("draft"), list):
+                if option and len(drafts) > 1:
+                    raise UsageError(f"--{option} serves one draft; give one --draft")
+                chosen["draft"] = drafts[0]
+                chosen |= {"other_drafts": drafts[1:]} if drafts[1:] else {}
+            cls = pkgutil.resolve_name(self.schemas[option])
+            file, overrides = values.pop("config"), values.pop("overrides")
+            resume = bool(values.get("resume"))
+            self._function(options.build(cls, file, overrides, chosen, resume=resume), **values)
 
-        parameters = [parameter for _, parameter in settings.values()]
         if self.schemas:
-            parameters += _keywords(config=options.ConfigFile, overrides=options.Overrides)
-        parameters += [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in self._own]
-        names = {parameter.name for parameter in parameters}
-        if names & {"target", "device"}:
-            parameters += _keywords(no_compile=options.NoCompile)
-        if "overrides" in names:
-            parameters += _keywords(
+            parameters |= _keywords(config=options.ConfigFile, overrides=options.Overrides)
+        parameters |= {own.name: own.replace(kind=own.KEYWORD_ONLY) for own in self._own}
+        if "overrides" in parameters:
+            parameters |= _keywords(
                 allow_import=options.AllowImport, allow_program=options.AllowProgram
             )
-        run.__signature__ = inspect.Signature(parameters)  # pyright: ignore
-        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-        program = typer.Typer(add_completion=False, rich_markup_mode=None)
+        run.__signature__ = inspect.Signature(list(parameters.values()))  # pyright: ignore
+        run.__annotations__ = {name: found.annotation for name, found in parameters.items()}
+        program = typer.Typer(add_completion=False, rich_markup_mode="rich")
         program.command(self.name)(guarded(run))
         return typer.main.get_command(program)
 
 
-def _keywords(**annotations: Any) -> list[inspect.Parameter]:
+def _keywords(**annotations: Any) -> dict[str, inspect.Parameter]:
     kind = inspect.Parameter.KEYWORD_ONLY
-    return [
-        inspect.Parameter(name, kind, default=None, annotation=annotation)
+    return {
+        name: inspect.Parameter(name, kind, default=None, annotation=annotation)
         for name, annotation in annotations.items()
-    ]
+    }
 
 
-def print_help(command: Any, context: Any) -> None:
-    """Print the help of a command with panels, which Typer's errors would have too."""
-    from typer import rich_utils
+def command(
+    panel: str, schema: str = "", **by_option: str
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Declare a command by a function, whose docstring is its help; `panel` of the help shows it.
 
-    rich_utils.rich_format_help(obj=command, ctx=context, markup_mode="rich")
+    With a schema, the function gets the configuration first. `by_option` are schemas that take its
+    place with an option, such as `engine`.
+    """
+    schemas = {"": schema, **by_option} if schema else {}
+
+    def declare(function: Callable[..., None]) -> Callable[..., None]:
+        own = list(inspect.signature(function).parameters.values())
+        Command(function, panel, schemas, function, own[bool(schemas) :])
+        return function
+
+    return declare
 
 
-@dataclass
-class Group:
-    """Commands that the help shows in one panel."""
+def verb(
+    panel: str,
+    schema: str,
+    function: str,
+    *,
+    json_of: Callable[[Any], str] | None = None,
+    page: str = "",
+    resume: bool = False,
+    summary: str = "",
+) -> Callable[[Callable[[Any, Any], Shown]], Callable[[Any, Any], Shown]]:
+    """Declare a command by the function that shows its result; its docstring is the help.
 
-    panel: str
-    commands: list[Command] = field(default_factory=list)
+    It has --json if there is `json_of`, --html if there is a `page`. Others: as in `perform`.
+    """
 
-    def command(
-        self, schema: str = "", **by_option: str
-    ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-        """Declare a command by a function, whose docstring is its help.
+    def declare(show: Callable[[Any, Any], Shown]) -> Callable[[Any, Any], Shown]:
+        def run(config: Any, **how: Any) -> None:
+            done = {"json_of": json_of} if json_of else {}
+            perform(config, function, show, page=page, summary=summary, **done, **how)
 
-        With a schema, the function gets a `Call` first. `by_option` are schemas that take its place
-        with an option, such as `engine`.
-        """
-        schemas = {"": schema} if schema else {}
-        schemas |= {f" --{option}": of for option, of in by_option.items()}
+        offered = {"dry_run": options.DryRun}
+        offered |= {"resume": options.Resume} if resume else {}
+        offered |= {"as_json": options.Json} if json_of else {}
+        offered |= {"html": options.Html} if page else {}
+        Command(show, panel, {"": schema}, run, list(_keywords(**offered).values()))
+        return show
 
-        def declare(function: Callable[..., None]) -> Callable[..., None]:
-            self._add(function, schemas, function, _parameters(function)[bool(schemas) :])
-            return function
-
-        return declare
-
-    def verb(
-        self,
-        schema: str,
-        function: str,
-        *,
-        as_json: bool | Callable[[Any], str] = False,
-        **how: Any,
-    ) -> Callable[[Callable[[Any, Any], Shown]], Verb]:
-        """Declare a `Verb` by the function that shows its result; its docstring is the help."""
-
-        def declare(show: Callable[[Any, Any], Shown]) -> Verb:
-            json_of = _as_json if as_json is True else as_json or None
-            verb = Verb(schema, function, show, json_of, **how)
-            self._add(show, {"": schema}, verb, verb.parameters)
-            return verb
-
-        return declare
-
-    def _add(self, named: Callable[..., Any], schemas: dict[str, str], *how: Any) -> None:
-        command = Command(named, self.panel, schemas, *how)
-        options.SCHEMAS.update(
-            {f"{command.name}{option.replace(' --', '-')}": of for option, of in schemas.items()}
-        )
-        self.commands.append(command)
+    return declare

@@ -1,4 +1,4 @@
-"""Terminal output: results on stdout, progress and messages on stderr.
+"""Terminal output: results on stdout, progress and messages on stderr; unexpected exceptions.
 
 Names, paths and generated texts are untrusted, so their control characters are escaped on a
 terminal: everything is printed by `stdout`, `stderr`, `echo` or `say`.
@@ -7,41 +7,31 @@ terminal: everything is printed by `stdout`, `stderr`, `echo` or `say`.
 from __future__ import annotations
 
 import contextlib
-import io
+import errno
+import functools
 import logging
-import math
 import os
 import re
 import sys
-import time
+import traceback
 import warnings
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import typer
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.markup import escape
+from rich.progress import Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from paceline.errors import InputNote, StorageError
+from paceline.errors import INTERRUPTED, InputNote, PacelineError, StorageError
+from paceline.records import FULL
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from rich.console import ConsoleOptions, RenderableType
     from rich.segment import Segment
 
     from paceline.progress import Progress as Listener
-
-_QUIET_S = 30  # seconds between progress lines, if stderr is not a terminal
 
 # C0 without tab and line break, DEL, C1, and what changes the direction of a text
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
@@ -87,31 +77,16 @@ def echo(text: str = "", *, nl: bool = True, err: bool = False, **style: Any) ->
     typer.echo(typer.style(shown, **style) if style else shown, nl=nl, err=err, color=color)
 
 
-@contextlib.contextmanager
-def checked_output() -> Iterator[None]:
-    """Raise StorageError at the block's end if standard output loses a write."""
-    if sys.stderr is None:  # pyright: ignore[reportUnnecessaryComparison]
-        sys.stderr = io.StringIO()  # writes to stderr must not fail
-    if sys.stdout is None:  # pyright: ignore[reportUnnecessaryComparison]
-        raise StorageError(
-            "standard output is closed and the result would be lost; redirect it to a file"
-        )
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        # characters that the terminal's encoding lacks become escapes instead of errors
-        sys.stdout.reconfigure(errors="backslashreplace")
+def check_output() -> None:
+    """Raise StorageError if standard output has lost a write."""
     try:
-        yield
-    finally:
-        try:
-            sys.stdout.flush()
-        except OSError as error:
-            # Python flushes again at exit; a second error would change the exit code
-            with Path(os.devnull).open("w") as null:
-                os.dup2(null.fileno(), sys.stdout.fileno())
-            raise StorageError(
-                f"standard output could not be written ({error.strerror or error}); the result is "
-                "not complete: redirect it to a file with enough space"
-            ) from None
+        sys.stdout.flush()
+    except OSError as error:
+        sys.stdout = None  # Python flushes again at exit, and would change the exit code
+        raise StorageError(
+            f"standard output could not be written ({error.strerror or error}); the result is "
+            "not complete: redirect it to a file with enough space"
+        ) from None
 
 
 def say(message: str) -> None:
@@ -144,38 +119,67 @@ def show_warnings_in_one_line() -> None:
 
 @contextlib.contextmanager
 def progress_bars() -> Iterator[Listener]:
-    """Show a progress bar per stage, or occasional lines if stderr is not a terminal."""
-    if not stderr.is_terminal:
-        yield _occasional_lines()
-        return
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}", markup=False),
-    )
-    with Progress(*columns, console=stderr) as bars:
+    """Show a progress bar per stage, if stderr is a terminal."""
+    note_column = TextColumn("{task.fields[note]}", markup=False)
+    columns = (*Progress.get_default_columns(), TimeElapsedColumn(), note_column)
+    with Progress(*columns, console=stderr, disable=not stderr.is_terminal) as bars:
         tasks: dict[str, TaskID] = {}
 
         def listen(stage: str, done: float, total: float, note: str = "") -> None:
             if stage not in tasks:
-                tasks[stage] = bars.add_task(stage, total=total, note=note)
+                tasks[stage] = bars.add_task(escape(stage), total=total, note=note)
             bars.update(tasks[stage], completed=done, total=total, note=note)
 
         yield listen
 
 
-def _occasional_lines() -> Listener:
-    """Prints progress at once, then every `_QUIET_S` seconds."""
-    printed = -math.inf
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
-    def listen(stage: str, done: float, total: float, note: str = "") -> None:
-        nonlocal printed
-        if time.monotonic() - printed >= _QUIET_S:
-            printed = time.monotonic()
-            stderr.print(f"{stage} {done / total:.0%} {note}".rstrip())
+# torch and CUDA raise a plain RuntimeError with one of these messages.
+_NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "std::bad_alloc")
+_LONGEST_REASON = 300
 
-    return listen
+
+def guarded(command: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Wrap a command so that it raises only exceptions that `main` reports."""
+
+    @functools.wraps(command)
+    def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        try:
+            return command(*args, **kwargs)
+        except (PacelineError, typer.Exit):
+            raise
+        except KeyboardInterrupt:
+            raise typer.Exit(INTERRUPTED) from None
+        except Exception as error:
+            raise describe_crash(error) from error
+
+    return run
+
+
+def describe_crash(error: Exception) -> PacelineError:
+    """Describe an unexpected exception in one line; PACELINE_TRACEBACK prints its traceback."""
+    if os.environ.get("PACELINE_TRACEBACK"):
+        traceback.print_exception(error)
+        return PacelineError(_reason(error))
+    return PacelineError(f"{_reason(error)}; PACELINE_TRACEBACK=1 prints the traceback")
+
+
+def _reason(error: Exception) -> str:
+    first = " ".join(str(error).split())[:_LONGEST_REASON]
+    if _is_out_of_memory(error):
+        detail = f" ({first})" if first else ""
+        return f"memory ran out{detail}: lower batch_size, shorten the texts or free memory"
+    if isinstance(error, OSError) and error.errno in FULL:
+        return f"the disk is full ({first}): free space and run again"
+    name = type(error).__name__
+    return f"the command could not be completed: {name}: {first}" if first else f"{name} was raised"
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    return isinstance(error, RuntimeError) and any(mark in str(error) for mark in _NO_MEMORY)

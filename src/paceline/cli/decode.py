@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from paceline.cli import options
-from paceline.cli.command import Call, Group
+from paceline.cli.command import as_json_text, command, verb
 from paceline.cli.console import stderr
 from paceline.errors import NOT_DONE, UsageError
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from paceline.cli.command import Shown
     from paceline.decode.strategies import DecodingConfig
 
-DECODE = Group("Decode")
+DECODE = "Decode"  # a panel of the help
 
 
-@DECODE.command("paceline.decode.strategies:DecodingConfig")
+@command(DECODE, "paceline.decode.strategies:DecodingConfig")
 def decode(
-    call: Call,
+    decoding: "DecodingConfig",
     target: Annotated[str, typer.Option(help="Target model: directory, .gguf file or hub name.")],
     prompt: Annotated[str | None, typer.Option(help="Text to continue.")] = None,
     prompt_file: Annotated[
@@ -47,16 +47,12 @@ def decode(
     """Generate text from one prompt; --draft is optional."""
     from paceline.cli.streaming import load_decoder, read_prompt, stream_text
     from paceline.data.input_checks import InputChecks
-    from paceline.decode.strategies import DecodingConfig
 
-    decoding = call.build(DecodingConfig)
     if draft is None:
         _check_without_draft(decoding, draft_weights)
     text = read_prompt(prompt, prompt_file)
     checks = InputChecks()
     checks.pair(target, draft)
-    if draft is not None and decoding.needs_rollback:
-        checks.drafting(target, draft)
     recorded: dict[str, Any] = {"target": target, "draft": draft}
     recorded |= {"max_new_tokens": max_new_tokens, "seed": seed}
     recorded |= {"chat": chat, "draft_weights": draft_weights}
@@ -83,7 +79,7 @@ def _check_without_draft(decoding: "DecodingConfig", draft_weights: str) -> None
         )
 
 
-@DECODE.command()
+@command(DECODE)
 def play(
     target: Annotated[str, typer.Option(help="Target model: directory, .gguf file or hub name.")],
     draft: Annotated[str, typer.Option(help="Draft model: directory, .gguf file or hub name.")],
@@ -106,7 +102,6 @@ def play(
 
     checks = InputChecks()
     checks.pair(target, draft)
-    checks.drafting(target, draft)
     playground = Playground(port)
     large = load(target)
     tokenizer_of(large, target)
@@ -116,12 +111,12 @@ def play(
         playground.serve(large, small, f"target {target}, draft {draft}")
 
 
-@DECODE.verb(
+@verb(
+    DECODE,
     "paceline.bench.tune:TuneConfig",
     "paceline.bench.tune:tune",
-    as_json=True,
+    json_of=as_json_text,
     page="run",
-    one_of=("quality_floor", "absolute_quality", "max_latency"),
 )
 def tune(result: "Tuned", _config: "TuneConfig") -> "Shown":
     """Find the best setting within a bound.
@@ -141,29 +136,20 @@ def tune(result: "Tuned", _config: "TuneConfig") -> "Shown":
 
 def usage(result: "Tuned") -> str:
     """How to use the chosen setting."""
-    from paceline.decode.strategies import Speculative
-
-    config = result.config
-    server = config.server and config.server.title
-    served = f"serve it in {server} with PACELINE_RULE={config.output}/decoding.yaml"
-    strategy = result.chosen.decoding.strategy
-    if config.costs is not None:
-        assert isinstance(strategy, Speculative), "with costs, tune only chooses Speculative"
-        gamma = strategy.num_speculative_tokens
-        text = f"with the costs in {config.costs}: {gamma} tokens per block"
-        if result.chosen.measure("speedup").high < 1:
-            text += "; this is slower than decoding without a draft"
-        if strategy.rule.name != "lossless":
-            only_ours = "only paceline decode supports this rule, engines do not"
-            text += f"; {served if server else only_ours}"
-        return text
-    if server and isinstance(strategy, Speculative):
-        return f"{served} and {strategy.num_speculative_tokens} tokens per block"
+    config, strategy = result.config, result.chosen.decoding.strategy
     weights = "" if config.draft_weights == "auto" else f" --draft-weights {config.draft_weights}"
-    return f"{config.output}/decoding.yaml: use it with paceline decode{weights} --config"
+    use = f"use it with paceline decode{weights} --config"
+    if config.server is not None:
+        use = f"serve it in {config.server.title} with PACELINE_RULE={config.output}/decoding.yaml"
+    text = f"{config.output}/decoding.yaml: {use}"
+    if gamma := getattr(strategy, "num_speculative_tokens", None):
+        text += f"; {gamma} tokens per block"
+    if config.costs is not None and result.chosen.measure("speedup").high < 1:
+        text += "; this is slower than decoding without a draft"
+    return text
 
 
-@DECODE.verb("paceline.bench:BenchConfig", "paceline.bench:bench", page="run")
+@verb(DECODE, "paceline.bench:BenchConfig", "paceline.bench:bench", page="run")
 def bench(result: "Progressed", config: "BenchConfig") -> "Shown":
     """Compare decoding settings on a task.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import inspect
 import json
@@ -11,8 +10,8 @@ import textwrap
 from typing import Any, get_args
 
 from pydantic import BaseModel
+from pydantic_core import to_jsonable_python
 
-from paceline.cli.key_descriptions import MEANINGS
 from paceline.config import fields_of, models_in
 
 _WIDTH = 100
@@ -79,18 +78,12 @@ def _default(cls: type[Any], name: str) -> Any:
 def _shown(default: Any) -> str:
     if default is _REQUIRED:
         return "(required)"
-    text = json.dumps(_plain(default))
+    text = _json(default)
     return text if len(text) <= _WIDTH else f"{text[:_WIDTH]} …"
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, BaseModel):
-        return value.model_dump(mode="json")
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return dataclasses.asdict(value)
-    if isinstance(value, list | tuple):
-        return [_plain(part) for part in value]
-    return value if isinstance(value, str | int | float | bool | None) else str(value)
+def _json(default: Any) -> str:
+    return json.dumps(to_jsonable_python(default, fallback=str))
 
 
 def default_text(cls: type[Any], name: str) -> str:
@@ -100,7 +93,7 @@ def default_text(cls: type[Any], name: str) -> str:
         return ""
     if hasattr(default, "__pydantic_fields__"):
         return _tag(type(default)).partition(": ")[2]
-    text = default if isinstance(default, str) else json.dumps(_plain(default))
+    text = default if isinstance(default, str) else _json(default)
     return text if len(text) <= _LONGEST_DEFAULT else ""
 
 
@@ -128,3 +121,83 @@ def _tag(model: type[Any]) -> str:
 def _is_tag(cls: type[Any], name: str) -> bool:
     values = literals(fields_of(cls)[name].annotation)
     return len(values) == 1 and _default(cls, name) == values[0]
+
+
+MEANINGS = {
+    "target": "Target model: directory, .gguf file or hub name.",
+    "draft": "Draft model: directory, .gguf file or hub name.",
+    "prompts": "Prompts: a .txt, .jsonl or .parquet file, a directory, or a hub data set.",
+    "seed": "Random seed; the same seed gives the same result.",
+    "draft_weights": "int8: quantize the draft's weights to 8 bits before measuring.",
+    "dtype": "Data type of the models; auto: the faster of float32 and bfloat16.",
+    "device": "Device of the models: auto (a GPU if there is one), cpu, cuda or cuda:N.",
+    "task": "Task to evaluate on, by name or with its settings.",
+    "sampling": "Sampling parameters.",
+    "batch_size": "Number of texts in a batch.",
+    "num_prompts": "Use the first N prompts.",
+    "max_prompt_tokens": "Maximum prompt tokens; keeps the end of prompts, the start of documents.",
+    "max_new_tokens": "Maximum number of new tokens per prompt.",
+    "max_completion_tokens": "Maximum number of tokens per completion; the rest is cut off.",
+    "gamma": "Draft tokens per block.",
+    "gammas": "Block lengths (draft tokens per block) to compare.",
+    "num_speculative_tokens": "Draft tokens per block (gamma).",
+    "rules": "Acceptance rules to compare.",
+    "rule": "Acceptance rule.",
+    "strategy": "Decoding strategy.",
+    "policy": "When drafting stops before the full block length.",
+    "grid": "Decoding settings to compare.",
+    "skip_examples": "Skip the first N examples of the task.",
+    "skip_prompts": "Skip the first N prompts.",
+    "optimizer": "Optimizer, with learning rate and schedule.",
+    "checkpoints": "How often to save checkpoints, and how many to keep.",
+    "data": "Training and evaluation texts.",
+    "evaluation": "Evaluation on held-out text before, during and after training.",
+    "learning_rate": "Learning rate after warm-up.",
+    "weight_decay": "Decoupled weight decay per step, relative to the learning rate.",
+    "schedule": "Learning rate schedule after warm-up.",
+    "final_fraction": "Final learning rate, as a fraction of the peak.",
+    "most_drafted": "Maximum number of draft tokens before a target pass.",
+    "pass_repeats": "Number of timings of each kind of forward pass; the median counts.",
+    "BenchConfig.max_prompt_tokens": "Maximum prompt tokens; a longer prompt is an error.",
+    "TuneConfig.max_prompt_tokens": "Maximum prompt tokens; a longer prompt is an error.",
+    "MeasureConfig.timed_repeats": "Number of timings of each request.",
+    "VerifyConfig.max_new_tokens": "Maximum number of new tokens per prompt; at least 2.",
+    "VerifyConfig.num_cells": "Number of cells of the G-test, of equal expected mass.",
+    "VerifyConfig.draft_weights": "int8: quantize the draft to 8 bits, as when it is served.",
+    "VerifyConfig.false_alarm": "Probability that a lossless rule fails the test.",
+    "VerifyConfig.self_test": "Also test a broken rule, which must fail.",
+    "SamplingParams.temperature": "Divides the logits; 0: greedy.",
+    "SamplingParams.top_p": "Keep the smallest set of tokens with this total probability; 1: all.",
+    "SamplingParams.top_k": "Keep the k most likely tokens; 0: all.",
+    "SamplingParams.repetition_penalty": "Penalty on tokens that the text already has; 1: none.",
+    "CoolDown.begin": "Fraction of the run after which the learning rate falls.",
+    "AdamW.betas": "Decay rates of the running means of the gradient and its square.",
+    "Checkpoints.every_steps": "Optimizer steps between checkpoints; null: by time only.",
+    "Checkpoints.every_seconds": "Seconds between checkpoints; null: by steps only.",
+    "Checkpoints.keep": "Number of newest checkpoints to keep.",
+    "intermediate_size": "MLP width of a narrower draft; null: the target's.",
+    "num_heads": "Attention heads of a narrower draft; null: the target's.",
+    "num_key_value_heads": "Key-value heads of a narrower draft; null: the target's.",
+    "AnalyzeConfig.bonus": "What bonus tokens follow: the rule, or the target, as in vLLM.",
+    "AnalyzeConfig.text": "Model that generates the text; a rule's own text lies between the two.",
+    "BiLDRule.threshold": "Surprisal (nats) above which the target replaces the draft token.",
+    "Lenient.epsilon": "1 is lossless; smaller values accept more draft tokens.",
+    "Lenient.kind": "Shape of the lenience: p/epsilon, p/epsilon^2 or p^epsilon.",
+    "Lossy.alpha": "0 is lossless; larger values accept more draft tokens.",
+    "Lossy.beta": "Divides the target in the residual; tuned: solved at each position.",
+    "JSD.beta": "Weight of the target in the mixture, strictly between 0 and 1.",
+    "LossVocabulary.frequent": "Score the N most frequent tokens of the text in every step.",
+    "LossVocabulary.drawn": "Score N other, randomly drawn tokens per step.",
+    "alpha": "Threshold of the rule: how easily draft tokens are accepted (docs/guides/decode.md).",
+    "Confident.threshold": "Stop drafting before a token with a lower draft probability.",
+    "Adaptive.cost_ratio": "Time of a draft pass relative to a target pass.",
+    "Adaptive.prior": "Assumed acceptance rate at the beginning of a text.",
+    "Adaptive.prior_tokens": "Weight of this prior, in tokens.",
+    "ResponseByResponse.normalise": "Compare probabilities per token instead of per response.",
+    "BigLittle.fallback": "Stop drafting if the draft's highest probability is below this.",
+    "BigLittle.rollback": "Roll back to a draft token whose surprisal (nats) exceeds this.",
+}
+"""Descriptions of keys that their class does not describe.
+
+`Class.key` is for one class; `key` is for all classes without a description of their own.
+"""

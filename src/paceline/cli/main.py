@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import io
+import os
 import sys
 from typing import Annotated, Any
 
@@ -10,17 +12,19 @@ import typer
 import typer.core
 
 import paceline
-from paceline.cli.command import HELP_OPTIONS, print_help
-from paceline.cli.console import checked_output, echo, say, show_warnings_in_one_line
-from paceline.cli.crash import describe_crash
-from paceline.cli.decode import DECODE
-from paceline.cli.make import MAKE
-from paceline.cli.measure import MEASURE
+
+from paceline.cli import make, measure, decode, other  # noqa: F401  # isort: skip
+from paceline.cli.command import COMMANDS, HELP_OPTIONS
+from paceline.cli.console import (
+    check_output,
+    describe_crash,
+    echo,
+    say,
+    show_warnings_in_one_line,
+)
 from paceline.cli.options import SCHEMAS, schema_of
-from paceline.cli.other import OTHER
 from paceline.errors import INTERRUPTED, PacelineError
-from paceline.processes import ignore_working_directory, keep_freed_memory
-from paceline.processor import level
+from paceline.processes import keep_freed_memory
 
 __all__ = ["SCHEMAS", "app", "main", "schema_of"]
 
@@ -40,16 +44,7 @@ class _Program(typer.core.TyperGroup):
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
-        groups = (MAKE, MEASURE, DECODE, OTHER)
-        self.commands = {command.name: command for group in groups for command in group.commands}
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        """The names, by group."""
-        return [*map(str, self.commands)]
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Print the commands in panels; errors stay plain."""
-        print_help(self, ctx)
+        self.commands = COMMANDS
 
 
 app = typer.Typer(
@@ -57,17 +52,14 @@ app = typer.Typer(
     cls=_Program,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,
+    rich_markup_mode="rich",
     context_settings=HELP_OPTIONS,
 )
 
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from paceline.compilation import kernels_library
-
-        origin = "compiled on first use" if kernels_library(level()) is None else "paceline-kernels"
-        echo(f"paceline {paceline.__version__}\nC library: {origin}, level {level()}")
+        echo(f"paceline {paceline.__version__}")
         raise typer.Exit
 
 
@@ -76,7 +68,7 @@ def options_of_all(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print versions and exit."
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
         ),
     ] = False,
 ) -> None:
@@ -85,18 +77,27 @@ def options_of_all(
 
 def main() -> None:
     """Run the command line and exit; see `paceline --help` for the exit codes."""
-    ignore_working_directory()
+    # progress bars and messages of these libraries, and of processes that this one starts
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("HF_HUB_VERBOSITY", "critical")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "critical")
+    os.environ["PYTHONSAFEPATH"] = "1"  # processes import nothing from the working directory
     keep_freed_memory()
     # what imports make stays; by default, the collector looks at all of it six times
     gc.set_threshold(10_000, 10, 10)
     show_warnings_in_one_line()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # characters that the terminal's encoding lacks become escapes instead of errors
+        sys.stdout.reconfigure(errors="backslashreplace")
     sys.exit(_exit_code())
 
 
 def _exit_code() -> int:
     try:
-        with checked_output():
+        try:
             code = app(prog_name="paceline", standalone_mode=False) or 0
+        finally:
+            check_output()
     except PacelineError as error:
         say(str(error))
         return error.exit_code

@@ -1,34 +1,31 @@
 """Commands that make drafts, training data and exports."""
 
 import json
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from paceline.cli import options
-from paceline.cli.command import Call, Group
-from paceline.cli.console import echo, progress_bars, stderr, stdout
+from paceline.cli.command import as_json_text, check_inputs, command, verb
+from paceline.cli.console import stdout
 from paceline.config import apply_override
 from paceline.errors import UsageError
 
 if TYPE_CHECKING:
     from paceline.cli.command import Shown
+    from paceline.data.requests import GenerateDataConfig
     from paceline.export import ExportConfig, Exported
     from paceline.models import HfModel
     from paceline.train import AlignConfig, PretrainConfig
     from paceline.train.initial_draft import DraftConfig
 
-MAKE = Group("Make drafts and data")
+MAKE = "Make drafts and data"  # a panel of the help
 
 
-@MAKE.command("paceline.train.initial_draft:DraftConfig")
+@command(MAKE, "paceline.train.initial_draft:DraftConfig")
 def draft(
-    call: Call,
-    time_passes: Annotated[
-        bool, typer.Option("--time/--no-time", help="Time forward passes of draft and target.")
-    ] = True,
+    config: "DraftConfig",
     dry_run: options.DryRun = False,
 ) -> None:
     """Create a draft from the target's layers, or a new one."""
@@ -36,27 +33,14 @@ def draft(
     from paceline.models import load_model
     from paceline.models.drafts.save import save_draft
     from paceline.models.loading import stored_dtype
-    from paceline.train.initial_draft import DraftConfig, make_draft
+    from paceline.train.initial_draft import make_draft
 
-    config = call.build(DraftConfig)
-    call.check(config, dry_run=dry_run)
+    check_inputs(config, dry_run=dry_run)
     checked(config)
     model = load_model(config.target)
     small = make_draft(config, model)
     save_draft(small, config.target, config.out, stored_dtype(config.target))
     stdout.print(f"{config.out}: {_description(small, config, model)}")
-    if time_passes:
-        # loaded again, because saving may round the weights
-        stdout.print(_times(model, load_model(config.out, dtype=model.dtype)))
-
-
-def _times(target: "HfModel", draft: "HfModel") -> str:
-    from paceline.measure.latency import time_draft
-    from paceline.models.compatibility import UNTIMED, without_rollback
-
-    if without_rollback(target, draft) is not None:
-        return f"passes are not timed: {UNTIMED}"
-    return time_draft(target, draft)
 
 
 def _description(draft: "HfModel", config: "DraftConfig", target: "HfModel") -> str:
@@ -73,7 +57,7 @@ def _description(draft: "HfModel", config: "DraftConfig", target: "HfModel") -> 
     return f"{origin}, {draft.num_parameters:,} parameters ({share:.1%}){proposes}"
 
 
-@MAKE.verb("paceline.train:PretrainConfig", "paceline.train:pretrain", page="run", resume=True)
+@verb(MAKE, "paceline.train:PretrainConfig", "paceline.train:pretrain", page="run", resume=True)
 def pretrain(folder: Path, _config: "PretrainConfig") -> "Shown":
     """Train a model on text.
 
@@ -83,36 +67,29 @@ def pretrain(folder: Path, _config: "PretrainConfig") -> "Shown":
     yield f"{folder / 'model'}: the model; metrics are in {folder}/result.json"
 
 
-@MAKE.command("paceline.data.requests:GenerateDataConfig")
-def generate_data(
-    call: Call,
-    resume: options.Resume = False,
-    dry_run: options.DryRun = False,
-    as_json: options.Json = False,
-) -> None:
+def _result_of(folder: Path) -> str:
+    return (folder / "result.json").read_text("utf-8").strip()
+
+
+@verb(
+    MAKE,
+    "paceline.data.requests:GenerateDataConfig",
+    "paceline.data.distillation_data:generate_data",
+    json_of=_result_of,
+    resume=True,
+    summary="paceline.data.distillation_data:planned",
+)
+def generate_data(folder: Path, _config: "GenerateDataConfig") -> "Shown":
     """Generate training data with the target.
 
     Samples answers to prompts at several temperatures and writes them to OUTPUT/data/*.parquet.
     """
-    from paceline.data.distillation_data import generate_data as run
-    from paceline.data.distillation_data import planned
-    from paceline.data.requests import GenerateDataConfig
-
-    config = call.build(GenerateDataConfig, resume=resume)
-    settings = {"dry_run": dry_run, "as_json": as_json, "resume": resume}
-    call.check(config, **settings, summary=lambda: planned(config))
-    with progress_bars() as progress:
-        directory = run(config, resume=resume, progress=progress)
-    text = (directory / "result.json").read_text("utf-8")
-    if as_json:
-        echo(text.strip())
-        return
-    result = json.loads(text)
+    result = json.loads(_result_of(folder))
     counts = f"{result['num_records']:,} records, {result['num_tokens']:,} tokens"
-    stdout.print(f"{directory / 'data'}: {counts}; metrics are in {directory}/result.json")
+    yield f"{folder / 'data'}: {counts}; metrics are in {folder}/result.json"
 
 
-@MAKE.verb("paceline.train:AlignConfig", "paceline.train:align", page="run", resume=True)
+@verb(MAKE, "paceline.train:AlignConfig", "paceline.train:align", page="run", resume=True)
 def align(folder: Path, config: "AlignConfig") -> "Shown":
     """Train a draft to match its target.
 
@@ -132,7 +109,7 @@ def align(folder: Path, config: "AlignConfig") -> "Shown":
     yield f"{folder / 'draft'}: the aligned draft; metrics are in {folder}/result.json"
 
 
-@MAKE.verb("paceline.export:ExportConfig", "paceline.export:export", as_json=True)
+@verb(MAKE, "paceline.export:ExportConfig", "paceline.export:export", json_of=as_json_text)
 def export(result: "Exported", _config: "ExportConfig") -> "Shown":
     """Export a draft for an engine.
 
@@ -147,19 +124,19 @@ def export(result: "Exported", _config: "ExportConfig") -> "Shown":
         yield (
             f"run in {checks.stored}: finite, top token of float32 in {checks.stored_agreement:.1%}"
         )
-    if result.served is not None:
-        yield result.served
     for note in result.notes:
         yield f"note: {note}"
     if result.command is not None:
         yield result.command
 
 
-@MAKE.command()
+@command(MAKE)
 def task(
     name: Annotated[str, typer.Argument(help="Task, such as arithmetic or translation.")],
     out: Annotated[Path, typer.Option(help="Output file (.jsonl).")],
-    split: Annotated[str, typer.Option(help="train or test; the two are disjoint.")] = "train",
+    split: Annotated[
+        Literal["train", "test"], typer.Option(help="train or test; the two are disjoint.")
+    ] = "train",
     count: Annotated[int, typer.Option(help="Number of examples.")] = 1000,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace an existing file.")
@@ -174,10 +151,6 @@ def task(
     from paceline.data.input_checks import check_output_file
     from paceline.tasks import build_task, write_examples
 
-    if split not in ("train", "test"):
-        raise UsageError(f"split must be train or test, got {split}")
-    if count >= sys.maxsize:
-        raise UsageError(f"--count {count} is too large; give the number of examples to write")
     check_output_file(out)
     if out.exists() and not overwrite:
         raise UsageError(f"{out} exists already; choose another file or add --overwrite")
@@ -187,14 +160,9 @@ def task(
     num_distinct = write_examples(build_task(values), split, count, out, seed)
     repeats = "" if num_distinct == count else f", {num_distinct} distinct"
     stdout.print(f"{out}: {count} examples{repeats}")
-    if num_distinct < count / 2:
-        stderr.print(
-            f"paceline: warning: only {num_distinct} of {count} examples are distinct; lower "
-            "--count or make the task larger, for example with --set max_terms=6 for arithmetic"
-        )
 
 
-@MAKE.command()
+@command(MAKE)
 def corpus(
     out: Annotated[Path, typer.Option(help="Directory to write the files to.")],
     package: Annotated[
@@ -222,10 +190,6 @@ def corpus(
     files = docs.write_python_docs(out)._asdict() | write_python_tasks(out)._asdict()
     files["pretraining"] = out / "pretraining.jsonl"
     docs.write_package_docs(files["pretraining"], package or ())
-    _print_sizes(files, "documents")
-
-
-def _print_sizes(files: dict[str, Path], unit: str) -> None:
     for name, path in files.items():
         with path.open(encoding="utf-8") as stream:
-            stdout.print(f"{path}: {sum(1 for _ in stream):,} {unit}, {name}")
+            stdout.print(f"{path}: {sum(1 for _ in stream):,} documents, {name}")

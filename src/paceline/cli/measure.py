@@ -1,15 +1,11 @@
 """Commands that measure drafts and models."""
 
 import json
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from paceline.cli import options
-from paceline.cli.command import Call, Group, Verb, styled
-from paceline.cli.console import progress_bars, say, stdout
-from paceline.cli.html_report import check_html, write_html
-from paceline.errors import UsageError
+from paceline.cli.command import as_json_text, command, perform, styled, verb
+from paceline.cli.console import say
 
 if TYPE_CHECKING:
     from paceline.bench.score import Score, ScoreConfig
@@ -23,17 +19,16 @@ if TYPE_CHECKING:
     )
     from paceline.measure.analysis import AnalyzeConfig, PredictedFrontier
     from paceline.measure.perplexity import Perplexity, PerplexityConfig
-    from paceline.measure.served import ServedMeasurement
-    from paceline.measure.served_runs import ServedConfig
+    from paceline.measure.served import ServedConfig, ServedMeasurement
+    from paceline.measure.trajectory import TrajectoryConfig
+    from paceline.results.row import Row
 
-MEASURE = Group("Measure drafts and models")
+MEASURE = "Measure drafts and models"  # a panel of the help
 
 
-@MEASURE.command(
-    "paceline.measure:MeasureConfig", engine="paceline.measure.served_runs:ServedConfig"
-)
+@command(MEASURE, "paceline.measure:MeasureConfig", engine="paceline.measure.served:ServedConfig")
 def measure(
-    call: Call,
+    config: "MeasureConfig | ServedConfig",
     dry_run: options.DryRun = False,
     as_json: options.Json = False,
     html: options.Html = None,
@@ -48,22 +43,24 @@ def measure(
     without the draft, 1: the counters differ; 3: undecided.
     With --costs, predicts the speedup in the engine that the costs were measured in.
     """
-    with_engine = "engine.engine" in call.chosen
-    if with_engine and "costs" in call.chosen:
-        raise UsageError("--costs cannot be used with --engine; there, --write-costs writes them")
-    for key, option in (("engine.url", "--url"), ("write_costs.file", "--write-costs")):
-        if key in call.chosen and not with_engine:
-            from paceline.engines.kinds import names_of
+    from paceline.measure import MeasureConfig
 
-            raise UsageError(f"{option} needs --engine with {names_of(lambda _: True)}")
-    if with_engine and isinstance(call.chosen.get("draft"), list):
-        raise UsageError("--engine serves one draft; give one --draft, and run it for each")
-    run = _SERVED if with_engine else _MEASURED
-    if not with_engine:
-        from paceline.measure import MeasureConfig
-
-        run = _COMPARED if call.build(MeasureConfig).other_drafts else _MEASURED
-    run(call, dry_run=dry_run, as_json=as_json, html=html, rows=rows)
+    how = ("paceline.measure.served:measure_served", _served, "served_page")
+    if isinstance(config, MeasureConfig) and config.other_drafts:
+        how = ("paceline.measure:measure_drafts", _compared, "drafts_page")
+    elif isinstance(config, MeasureConfig):
+        how = ("paceline.measure:measure", _measured, "measure_page")
+    function, show, page = how
+    perform(
+        config,
+        function,
+        show,
+        page=f"paceline.view.measure_pages:{page}",
+        dry_run=dry_run,
+        as_json=as_json,
+        html=html,
+        rows=rows,
+    )
 
 
 def _measured(result: "Measurement", _config: "MeasureConfig") -> "Shown":
@@ -88,8 +85,6 @@ def _served(result: "ServedMeasurement", _config: "ServedConfig") -> "Shown":
     from paceline.cli.result_tables import served_lines
     from paceline.measure.served import save_costs
 
-    for note in result.notes:
-        say(f"note: {note}")
     yield from served_lines(result)
     yield styled(result.agreement, "counters: " if result.verdict is not None else "")
     if result.verdict is not None:
@@ -100,40 +95,17 @@ def _served(result: "ServedMeasurement", _config: "ServedConfig") -> "Shown":
     return result.exit_code
 
 
-_MEASURED = Verb(
-    "paceline.measure:MeasureConfig",
-    "paceline.measure:measure",
-    _measured,
-    page="paceline.view.measure_pages:measure_page",
-    is_verdict=True,
-)
-_COMPARED = Verb(
-    "paceline.measure:MeasureConfig",
-    "paceline.measure:measure_drafts",
-    _compared,
-    page="paceline.view.measure_pages:drafts_page",
-    is_verdict=True,
-)
-_SERVED = Verb(
-    "paceline.measure.served_runs:ServedConfig",
-    "paceline.measure.served:measure_served",
-    _served,
-    page="paceline.view.measure_pages:served_page",
-    is_verdict=True,
-)
-
-
 def _verify_as_json(report: "LosslessnessReport") -> str:
     verdict = {"passed": report.passed, "verdict": report.word}
     return json.dumps(report.model_dump(mode="json") | verdict, indent=2)
 
 
-@MEASURE.verb(
+@verb(
+    MEASURE,
     "paceline.measure:VerifyConfig",
     "paceline.measure:verify_losslessness",
-    as_json=_verify_as_json,
+    json_of=_verify_as_json,
     page="paceline.view.measure_pages:verify_page",
-    is_verdict=True,
 )
 def verify(result: "LosslessnessReport", _config: "VerifyConfig") -> "Shown":
     """Test that decoding with a draft is lossless.
@@ -147,70 +119,50 @@ def verify(result: "LosslessnessReport", _config: "VerifyConfig") -> "Shown":
     return result.exit_code
 
 
-@MEASURE.command("paceline.measure.trajectory:TrajectoryConfig")
-def trajectory(
-    call: Call,
-    plot: Annotated[bool, typer.Option(help="Also plot tau over steps and over seconds.")] = False,
-    dry_run: options.DryRun = False,
-    html: options.Html = None,
-) -> None:
+@verb(
+    MEASURE,
+    "paceline.measure.trajectory:TrajectoryConfig",
+    "paceline.measure.trajectory:trajectory",
+    page="run",
+)
+def trajectory(rows: "list[Row]", config: "TrajectoryConfig") -> "Shown":
     """Measure every checkpoint of training runs.
 
     Reports tokens per target call of the initial draft and of each checkpoint on several tasks.
     Needs the key tasks; see configs/direct/trajectory.yaml.
     """
     from paceline.cli.tables import printed
-    from paceline.measure.trajectory import TrajectoryConfig
-    from paceline.measure.trajectory import trajectory as run
     from paceline.view.tables import trajectory_tables
 
-    check_html(html)
-    config = call.build(TrajectoryConfig)
-    if plot:
-        from paceline.view import require
-
-        require()  # fails before the measurement
-    call.check(config, dry_run=dry_run)
-    with progress_bars() as progress:
-        rows = run(config, progress)
-    stdout.print(printed(*trajectory_tables(rows)))
-    if plot:
-        from paceline.view.training_pages import draw_trajectories
-
-        draw_trajectories(rows, config.output / "trajectory.png")
-    stdout.print(f"rows are in {config.output}/rows.jsonl")
-    if html is not None:
-        from paceline.records import RunDirectory
-        from paceline.view.training_pages import trajectory_page
-
-        manifest = RunDirectory(config.output).read_manifest()
-        write_html(html, lambda: trajectory_page(rows, manifest))
+    yield printed(*trajectory_tables(rows))
+    yield f"rows are in {config.output}/rows.jsonl"
 
 
-@MEASURE.verb("paceline.bench.score:ScoreConfig", "paceline.bench.score:score", as_json=True)
+@verb(
+    MEASURE, "paceline.bench.score:ScoreConfig", "paceline.bench.score:score", json_of=as_json_text
+)
 def score(result: "Score", config: "ScoreConfig") -> "Shown":
     """Score a model behind a URL on a task.
 
     Asks the server for answers to test examples and scores them as bench does. Needs the key task.
     """
-    from paceline.core.bootstrap import Interval
+    from math import isnan
 
     quality = "no metric" if result.score is None else f"{result.metric} {result.score}"
     yield f"{quality} on {result.num_examples:,} examples, {', '.join(result.servers)}"
     for name, value in result.corpus_scores.items():
-        bounds = result.corpus_intervals.get(name)
-        shown = f"{value:.2f}" if bounds is None else Interval(value, *bounds).text(".2f")
-        yield f"{name} {shown}"
+        yield f"{name} {f'{value.value:.2f}' if isnan(value.low) else value.text('.2f')}"
     yield (
         f"{result.num_tokens:,} tokens, {result.num_cut:,} answers cut at max_new_tokens "
         f"{config.max_new_tokens}; answers are in {config.output}/metrics.jsonl"
     )
 
 
-@MEASURE.verb(
+@verb(
+    MEASURE,
     "paceline.measure.perplexity:PerplexityConfig",
     "paceline.measure.perplexity:perplexity",
-    as_json=True,
+    json_of=as_json_text,
 )
 def perplexity(result: "Perplexity", _config: "PerplexityConfig") -> "Shown":
     """Measure how well a model predicts plain text.
@@ -225,10 +177,11 @@ def perplexity(result: "Perplexity", _config: "PerplexityConfig") -> "Shown":
     )
 
 
-@MEASURE.verb(
+@verb(
+    MEASURE,
     "paceline.measure.analysis:AnalyzeConfig",
     "paceline.measure.analysis:analyze",
-    as_json=True,
+    json_of=as_json_text,
 )
 def analyze(result: "PredictedFrontier", _config: "AnalyzeConfig") -> "Shown":
     """Predict quality and speed of each rule.

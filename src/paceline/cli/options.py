@@ -36,10 +36,10 @@ from paceline.config import (
     set_key,
     validate,
 )
-from paceline.errors import ConfigError, UsageError
+from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from paceline.config import StrictModel
 
@@ -69,11 +69,6 @@ AllowProgram = Annotated[
     typer.Option(help="Program that may be started, with options, as an engine."),
 ]
 
-NoCompile = Annotated[
-    bool,
-    typer.Option("--no-compile", help="On a GPU, record the models' passes without compiling."),
-]
-
 _TYPES: dict[str, Any] = {
     "flag": bool,
     "int": int,
@@ -89,11 +84,6 @@ SCHEMAS: dict[str, str] = {}
 
 `measure --engine` is measure-engine.
 """
-
-
-def kinds() -> list[str]:
-    """The commands that read a file as one word each, such as measure-engine."""
-    return list(SCHEMAS)
 
 
 def schema_of(kind: str) -> type[StrictModel]:
@@ -137,7 +127,10 @@ class Setting(NamedTuple):
         if self.kind == "path":
             described["metavar"] = "<path>"
         if self.values:
-            described["autocompletion"] = _completion(self.values)
+            known = self.values
+            described["autocompletion"] = lambda incomplete: [
+                value for value in known if value.startswith(incomplete)
+            ]
         if not self.names:
             info = typer.Argument(**described)
         else:
@@ -151,47 +144,19 @@ class Setting(NamedTuple):
         return inspect.Parameter(self.parameter, keyword, default=None, annotation=annotation)
 
     def value(self, text: Any) -> Any:
-        """The value of the option, as it stands in a configuration.
-
-        Raises:
-            ConfigError: it is empty, or not valid YAML.
-        """
+        """The value of the option, as it stands in a configuration; raises ConfigError."""
         name = self.names[0] if self.names else self.key
         if text == "" or (self.kind == "several" and "" in text):
             raise ConfigError(f"{name} is empty; give a value, or leave it out")
         if self.kind == "variant" and not text.startswith("{"):
-            return Variant(self.tag, text) if text in self.values else text
+            return {self.tag: text} if text in self.values else text
         if self.kind in {"variant", "yaml"}:
             return read_value(text, f"{name} {text!r}")
         if self.kind == "numbers":
-            return numbers(name, text)
+            return read_value(f"[{text.strip().strip('[]')}]", f"{name} {text!r}")
         if self.kind == "several" and len(text) == 1:
             return text[0]
         return text
-
-
-class Variant(NamedTuple):
-    """The choice of a variant by its name; its settings in a file are kept if it is the same."""
-
-    tag: str
-    name: str
-
-
-def _completion(values: Sequence[str]) -> Callable[[str], list[str]]:
-    def complete(incomplete: str) -> list[str]:
-        return [value for value in values if value.startswith(incomplete)]
-
-    return complete
-
-
-def numbers(name: str, text: str) -> list[Any]:
-    """Parse `0,1,2,29`, or the same in brackets."""
-    numbers = read_value(f"[{text.strip().strip('[]')}]", f"{name} {text!r}")
-    if not numbers or not all(isinstance(number, int | float) for number in numbers):
-        raise UsageError(
-            f"{name} wants comma-separated numbers, such as 1,2,4; got {text!r}"
-        ) from None
-    return numbers
 
 
 def settings_of(schema: str) -> list[Setting]:
@@ -307,31 +272,23 @@ def build(
     cls: type[ConfigT],
     config: Path | None,
     overrides: Sequence[str] | None,
-    one_of: Collection[str] = (),
     chosen: Mapping[str, Any] | None = None,
     *,
     resume: bool = False,
 ) -> ConfigT:
     """Build a configuration from the file, then the options, then `--set`; the last value wins.
 
-    `chosen` has the values of options by key. Options in `one_of` are alternatives: any of them
-    removes all from the file. To `resume` without a file, that of the run in `output` is taken.
+    `chosen` has the values of options by key. To `resume` without a file, that of the run in
+    `output` is taken.
     """
     chosen = chosen or {}
     values = read_yaml(config) if config is not None else {}
     if resume and config is None:
         values = _settings_of_run(chosen, overrides or ())
-    if config is not None:
-        _refuse_another_kind(cls, config, values)
-    if not chosen.keys().isdisjoint(one_of):
-        values = {key: value for key, value in values.items() if key not in one_of}
     given: dict[str, Any] = {}
     for named in (values, given):
         for key, value in chosen.items():
-            if isinstance(value, Variant):
-                _choose(named, key.split("."), value)
-            else:
-                set_key(named, key.split("."), value, f"option {key}")
+            set_key(named, key.split("."), value, f"option {key}")
         for override in overrides or ():
             apply_override(named, override)
     place = None if overrides or chosen else config
@@ -340,22 +297,18 @@ def build(
 
 def _way_to_give(cls: type[Any], key: str) -> str:
     """How a command line gives a key that is missing."""
-    found = [setting for setting in make_settings(cls) if setting.key == key]
-    if found:
-        return found[0].names[0] if found[0].names else f"the argument {key.upper()}"
-    models: list[type[Any]] = [cls]
-    for part in key.split("."):
-        known = [fields_of(model)[part] for model in models if part in fields_of(model)]
-        if not known:  # of an entry of a list, or of a variant
-            return f"its {key.rpartition('.')[2]}"
-        models = models_in(known[0].annotation)
-    inner = fields_of(models[0]) if len(models) == 1 else {}
-    needed = [name for name, field in inner.items() if field.is_required()]
+    for setting in make_settings(cls):
+        if setting.key == key:
+            return setting.names[0] if setting.names else f"the argument {key.upper()}"
+    if key not in fields_of(cls):  # of a section, of an entry of a list, or of a variant
+        return f"its {key.rpartition('.')[2]}"
+    inner = [fields_of(model) for model in models_in(fields_of(cls)[key].annotation)]
+    needed = [name for name, field in inner[0].items() if field.is_required()] if inner else []
     return f"--set {'.'.join([key, *needed[:1]])}=..."
 
 
 def _settings_of_run(chosen: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """The configuration of the run in the `output` of the options; empty if there is none."""
+    """The configuration of the run in the `output` of the options."""
     from paceline.records import RunDirectory
 
     named = {"output": chosen["output"]} if "output" in chosen else {}
@@ -378,25 +331,3 @@ def check_resumable(output: Path) -> None:
             f"--resume: {output} holds no run; name the directory of the stopped run, or remove "
             "--resume to start a new one"
         )
-
-
-def _choose(values: dict[str, Any], keys: list[str], variant: Variant) -> None:
-    """Choose a variant; the settings of another are dropped."""
-    old: Any = values
-    for key in keys:
-        old = old.get(key) if isinstance(old, dict) else None
-    if not (isinstance(old, dict) and old.get(variant.tag) == variant.name):
-        set_key(values, keys, {variant.tag: variant.name}, f"option {keys[-1]}")
-
-
-def _refuse_another_kind(cls: type[StrictModel], config: Path, values: dict[str, Any]) -> None:
-    """Raise one ConfigError for a file of another command, instead of one per unknown key."""
-    unknown = [key for key in values if key not in cls.model_fields]
-    if not unknown:
-        return
-    readers = [name for name in SCHEMAS if schema_of(name) is cls]
-    others = [name for name in SCHEMAS if values.keys() <= schema_of(name).model_fields.keys()]
-    if others:
-        wanted = f"; paceline {readers[0]} does not know its key {unknown[0]}" if readers else ""
-        wanted = f"{config} is a file for paceline {' or '.join(others)}{wanted}"
-        raise ConfigError(wanted.replace("measure-engine", "measure --engine"))

@@ -2,20 +2,19 @@
 
 from json import dumps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from paceline.cli import options
-from paceline.cli.command import Group
+from paceline.cli.command import check_html, command
 from paceline.cli.console import echo, stdout
-from paceline.cli.html_report import check_html
 from paceline.errors import UsageError
 
-OTHER = Group("Inspect and try")
+OTHER = "Inspect and try"  # a panel of the help
 
 
-@OTHER.command()
+@command(OTHER)
 def inspect(
     model: Annotated[str, typer.Argument(help="Model: directory, .gguf file or hub name.")],
     chat: Annotated[
@@ -42,20 +41,13 @@ def inspect(
     raise typer.Exit(0 if report.passed else 1)
 
 
-def _known_kind(kind: str) -> str:
-    if kind not in options.kinds():
-        raise typer.BadParameter(f"{kind!r} is not one of {', '.join(options.kinds())}")
-    return kind
-
-
-@OTHER.command()
+@command(OTHER)
 def validate(
     kind: Annotated[
         str,
         typer.Argument(
             help="Command that the file configures.",
-            callback=_known_kind,
-            autocompletion=options.kinds,
+            autocompletion=lambda: list(options.SCHEMAS),
         ),
     ],
     config: Annotated[Path | None, typer.Argument(help="YAML file to check.")] = None,
@@ -71,6 +63,8 @@ def validate(
     from paceline.cli.defaults import describe_defaults
     from paceline.config import to_yaml
 
+    if kind not in options.SCHEMAS:
+        raise UsageError(f"{kind!r} is not one of {', '.join(options.SCHEMAS)}")
     schema = options.schema_of(kind)
     if defaults:
         echo(describe_defaults(schema), nl=False)
@@ -82,42 +76,16 @@ def validate(
     echo(to_yaml(options.build(schema, config, overrides)), nl=False)
 
 
-@OTHER.command()
-def env(as_json: options.Json = False) -> None:
-    """Show versions, processor, memory and GPUs."""
-    from paceline.environment import environment, hardware, versions_of_extras
+@command(OTHER)
+def env() -> None:
+    """Show versions, processor, memory and GPUs, as JSON."""
+    from paceline.environment import environment, hardware
     from paceline.native import library_in_use
 
-    facts = {**environment(), "c_library": library_in_use(), **hardware()}
-    facts["versions"] = versions_of_extras() | facts["versions"]
-    if as_json or not stdout.is_terminal:
-        echo(dumps(facts, indent=2))
-    else:
-        for name, value in _rows("", facts):
-            stdout.print(f"{name:<24} {value}")
+    echo(dumps({**environment(), "c_library": library_in_use(), **hardware()}, indent=2))
 
 
-def _rows(prefix: str, values: dict[str, Any]) -> list[tuple[str, str]]:
-    rows: list[tuple[str, str]] = []
-    for name, value in values.items():
-        label = f"{prefix}{name.removesuffix('_bytes')}".replace("_", " ")
-        if isinstance(value, dict):
-            rows += _rows(f"{label} ", value)
-        elif isinstance(value, list):
-            for number, part in enumerate(value):
-                cells = [c for _, c in _rows("", part)] if isinstance(part, dict) else [str(part)]
-                rows.append((f"{label} {number}", ", ".join(cells)))
-            if not value:
-                rows.append((label, "none"))
-        elif name.endswith("_bytes"):
-            rows.append((label, f"{value / 1e9:.1f} GB"))
-        else:
-            words = {None: "none", True: "yes", False: "no"}
-            rows.append((label, str(words.get(value, value))))
-    return rows
-
-
-@OTHER.command()
+@command(OTHER)
 def report(
     folder: Annotated[
         Path, typer.Argument(metavar="RUN", help="Run directory, or a file written with --json.")
@@ -133,11 +101,9 @@ def report(
     Writes report.html into the directory of a bench, tune, trajectory, align or pretrain; next to
     a file that measure, verify or decode wrote with --json. Loads no model.
     """
-    from paceline.config import as_written
     from paceline.view import write_report
 
     check_html(html)
-    with as_written(folder):
-        written = write_report(folder, html)
+    written = write_report(folder, html)
     heading = f"{written.page.word}: " if written.page.word else ""
     echo(f"{heading}{written.page.verdict}\n\n{written.path}")

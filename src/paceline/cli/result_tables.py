@@ -9,11 +9,11 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from paceline.cli.tables import printed
+from paceline.measure.engine_costs import words_of_starts
 from paceline.measure.losslessness import OPEN_QUESTION
 from paceline.measure.results import ACCEPTANCE, gamma_of, num_tokens
 from paceline.results.figures import FIGURES
-from paceline.view.definitions import meaning_of, words_of
-from paceline.view.page import shown
+from paceline.view.page import meaning_of, words_of
 from paceline.view.tables import before_and_after, gamma_table, served_tables, steps_table
 
 if TYPE_CHECKING:
@@ -22,11 +22,9 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from paceline.export.model_report import ModelReport, TrainedText
-    from paceline.measure.agreement import Agreement
     from paceline.measure.losslessness import DistributionCheck, LosslessnessReport
     from paceline.measure.measurement import Measurement
     from paceline.measure.served import ServedMeasurement
-    from paceline.measure.verdict import Verdict
     from paceline.train.config import Evaluation
 
 
@@ -64,9 +62,6 @@ def measurement_table(found: Measurement) -> Group:
         return Group(summary, table, *_speed_lines(found))
     ratio = f"cost ratio {cost['cost_ratio']:.3f}"
     summary.add_row("one pass", f"target {target}, draft {draft}, {ratio}")
-    if "target_start_s" in ms:
-        once = f"target {ms['target_start_s']}, draft {ms['draft_start_s']}, once per request"
-        summary.add_row("encoder and first pass", once)
     return Group(summary, table, *_speed_lines(found), *disturbed_line(found.disturbance))
 
 
@@ -79,9 +74,6 @@ def model_lines(report: ModelReport) -> Iterator[str]:
     """What was read in a model."""
     for name, value in report.facts.items():
         yield f"{name:<20} {value}"
-    for use in report.uses:
-        fault = "" if use.fault is None else f": {use.fault}"
-        yield f"{'can' if use.fault is None else 'cannot':<20} {use.name}{fault}"
     yield from example_lines(report.examples)
     for warning in report.warnings:
         yield f"{'warning':<20} {warning}"
@@ -99,11 +91,6 @@ def example_lines(examples: Iterable[TrainedText]) -> Iterator[str]:
         yield f"{example.given}[[{example.trained}]]"
 
 
-def verdict_style(verdict: Verdict | Agreement) -> str:
-    """Green for a positive verdict, red for a negative one, yellow without a verdict."""
-    return {0: "bold green", 1: "bold red"}.get(verdict.exit_code, "bold yellow")
-
-
 def _speed_lines(found: Measurement) -> Iterator[str]:
     if found.expected is not None:
         engine = f" in {found.engine}" if found.engine else ""
@@ -113,14 +100,6 @@ def _speed_lines(found: Measurement) -> Iterator[str]:
         )
     if (requests := found.requests) is None:
         return
-    if found.tried:
-        count = max(int(row.totals["num_requests"]) for row in found.tried)
-        rate = FIGURES["decoding_tokens_per_s"]
-        rates = [
-            f"{gamma_of(row)}: {shown(rate.value(row) if rate.is_in(row) else None, '.1f')}"
-            for row in found.tried
-        ]
-        yield f"tried on {count} other requests, tokens/s by gamma: {', '.join(rates)}"
     names = "target_tokens_per_s", "tokens_per_s", "engine_efficiency", "predicted_speedup"
     alone, drafted, part, predicted = (FIGURES[name].value(requests) for name in names)
     yield (
@@ -146,15 +125,10 @@ def served_lines(found: ServedMeasurement) -> Iterator[RenderableType]:
             f"measured speedup {speed.speedup}: {speed.plain_tokens_per_s:.1f} -> "
             f"{speed.speculative_tokens_per_s:.1f} tokens/s, whole requests"
         )
-        different = found.num_requests - speed.num_equal
-        equal = f"{speed.num_equal} of {found.num_requests} texts are equal with and without"
-        yield f"{equal} the draft"
-        if speed.num_near_ties is not None and different:
-            yield f"{speed.num_near_ties} of {different} others differ at a near-tie of the logits"
     if found.costs is not None:
         yield printed(steps_table(found.costs))
     if speed is not None or found.costs is not None:
-        yield found.starts.words
+        yield words_of_starts(found.starts)
 
 
 def alignment_table(result: dict[str, Any], evaluation: Evaluation) -> Group:
@@ -188,13 +162,9 @@ def losslessness_lines(report: LosslessnessReport) -> Iterator[str]:
 
 
 def _describe(check: DistributionCheck) -> str:
-    counts, more = check.counts, ""
-    if counts["impossible"]:
-        more = f", {counts['impossible']} impossible"
-    if counts["border"]:
-        more += f", {counts['border']} excluded at the border of top-k or top-p"
+    counts = check.counts
     return (
         f"G {check.row.totals['g_statistic']:.1f} over {counts['cells']} cells of "
-        f"{counts['tokens']} tokens{more}, p {check.p_value:.2g} (a lossless rule falls below "
+        f"{counts['tokens']} tokens, p {check.p_value:.2g} (a lossless rule falls below "
         f"{check.false_alarm:g} once in {1 / check.false_alarm:,.0f} runs)"
     )

@@ -29,36 +29,23 @@ if TYPE_CHECKING:
 
 def read_prompt(prompt: str | None, path: Path | None) -> str:
     """Read the prompt from the option, the file or standard input."""
-    if (prompt is not None) and (path is not None):
+    if prompt is not None and path is not None:
         raise UsageError("got both --prompt and --prompt-file; remove one of them")
-    if prompt is not None:
-        source, raw = "--prompt", prompt.encode("utf-8", "surrogateescape")
-    elif path is not None and str(path) != "-":
-        source = str(path)
-        try:
-            raw = path.read_bytes()
-        except OSError as error:
-            raise PromptError(f"cannot read the prompt file {path}: {error.strerror}") from None
-    else:
-        source, raw = "standard input", _standard_input()
+    source = "--prompt" if prompt is not None else f"{path or 'standard input'}"
+    if prompt is None and source in ("standard input", "-") and sys.stdin.isatty():
+        raise UsageError("got no prompt; give --prompt, --prompt-file or standard input")
+    text = prompt or ""
     try:
-        text = raw.decode("utf-8-sig")
-        if prompt is None:  # editors and echo end a text with a line break
-            text = text.replace("\r\n", "\n").removesuffix("\n")
-    except UnicodeDecodeError as error:
-        raise PromptError(
-            f"the prompt from {source} is not UTF-8 (byte 0x{raw[error.start]:02x} at offset "
-            f"{error.start}); convert it to UTF-8"
-        ) from None
+        if prompt is None:
+            file = None if str(path) == "-" else path
+            raw = sys.stdin.buffer.read() if file is None else file.read_bytes()
+            # editors and echo end a text with a line break
+            text = raw.decode("utf-8-sig").replace("\r\n", "\n").removesuffix("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise PromptError(f"cannot read the prompt from {source}: {error}") from None
     if not text.strip():
         raise PromptError(f"the prompt from {source} is empty; give a text by --prompt")
     return text
-
-
-def _standard_input() -> bytes:
-    if sys.stdin is None or sys.stdin.isatty():  # pyright: ignore[reportUnnecessaryComparison]
-        raise UsageError("got no prompt; give --prompt, --prompt-file or standard input")
-    return sys.stdin.buffer.read()
 
 
 def stream_text(
@@ -91,11 +78,32 @@ def stream_text(
             style: dict[str, Any] = {"fg": COLOURS[piece.source]} if show else {}
             echo(piece.text, nl=False, **style)
     elapsed = time.perf_counter() - start
+    tokens = [token for block in blocks for token in block.tokens]
+    stats, rate = count_blocks(blocks), len(tokens) / elapsed
     if as_json:
-        found = _result(blocks, texts, elapsed) | (recorded or {}) | {"prompt": text}
-        echo(json.dumps(found))
-    else:
-        _finish(blocks, elapsed, show=show)
+        found = {
+            "kind": "decode",
+            "text": "".join(piece for block in texts for piece, _ in block),
+            "tokens": tokens,
+            "blocks": texts,
+            "stats": asdict(stats),
+            "seconds": elapsed,
+            "tokens_per_s": rate,
+        }
+        echo(json.dumps(found | (recorded or {}) | {"prompt": text}))
+        return
+    echo()
+    remark = f"{len(tokens)} tokens, {rate:.1f} tokens/s"
+    if stats.num_target_calls:
+        remark += f", {stats.block_efficiency:.2f} tokens per target call"
+    if stats.num_examined:
+        remark += f", {stats.num_accepted} of {stats.num_drafted} drafted tokens accepted"
+    stderr.print(remark, style="dim")
+    if show:
+        sources = [source for block in blocks for source in block.sources]
+        for source in filter(sources.count, COLOURS):
+            echo(f"{source} {sources.count(source)} ", nl=False, err=True, fg=COLOURS[source])
+        echo(err=True)
 
 
 def load_decoder(
@@ -115,40 +123,3 @@ def _chat_of(text: str, target: HfModel) -> Chat:
     if not (target.tokenizer and target.tokenizer.chat_template):
         raise UsageError("--chat: the target's tokenizer has no chat template; leave --chat out")
     return [{"role": "user", "content": text}]
-
-
-def _result(
-    blocks: list[Block], texts: list[list[tuple[str, str]]], elapsed: float
-) -> dict[str, Any]:
-    """The text as JSON, with the text and the source of each token by block."""
-    tokens = [token for block in blocks for token in block.tokens]
-    return {
-        "kind": "decode",
-        "text": "".join(piece for block in texts for piece, _ in block),
-        "tokens": tokens,
-        "blocks": texts,
-        "stats": asdict(count_blocks(blocks)),
-        "seconds": elapsed,
-        "tokens_per_s": len(tokens) / elapsed,
-    }
-
-
-def _finish(blocks: list[Block], elapsed: float, *, show: bool) -> None:
-    tokens = [token for block in blocks for token in block.tokens]
-    sources = [source for block in blocks for source in block.sources]
-    counts = {source: sources.count(source) for source in COLOURS}
-    stats = count_blocks(blocks)
-    rate = len(tokens) / elapsed
-    echo()
-    remark = f"{len(tokens)} tokens, {rate:.1f} tokens/s"
-    if stats.num_target_calls:
-        remark += f", {stats.block_efficiency:.2f} tokens per target call"
-    if stats.num_examined:
-        remark += f", {stats.num_accepted} of {stats.num_drafted} drafted tokens accepted"
-    if stats.num_kept:
-        remark += f", {stats.num_kept} of the draft's own"
-    stderr.print(remark, style="dim")
-    if show:
-        for source in filter(counts.get, COLOURS):
-            echo(f"{source} {counts[source]} ", nl=False, err=True, fg=COLOURS[source])
-        echo(err=True)

@@ -11,8 +11,7 @@ from rich.table import Table as Grid
 
 from paceline.core.bootstrap import Interval
 from paceline.results.figures import FIGURES
-from paceline.view.definitions import meaning_of, words_of
-from paceline.view.page import UNKNOWN, columns_of, numeric
+from paceline.view.page import UNKNOWN, columns_of, meaning_of, numeric, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -6,12 +6,9 @@ PyTorch's in the last bits only.
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
-
     from torch import Tensor
 
 
@@ -58,14 +55,3 @@ def register(backend: Backend) -> None:
 def registered() -> Backend:
     """The current backend."""
     return _Registered.backend
-
-
-@contextlib.contextmanager
-def using(backend: Backend) -> Generator[None]:
-    """Use this backend within a `with` block; `Backend()` selects PyTorch."""
-    before = registered()
-    register(backend)
-    try:
-        yield
-    finally:
-        register(before)

@@ -10,7 +10,7 @@ P positions of the draft (G, or one more), V vocabulary.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -60,21 +60,26 @@ class Drafted(NamedTuple):
 
 
 class Uniforms(NamedTuple):
-    """Numbers in [0, 1): one per drafted token, and one per row for the token after the block."""
+    """Numbers in [0, 1): one per drafted token, and one per row for the token after the block.
 
-    accept_BG: Tensor
-    next_B: Tensor
+    Lists in a request, tensors where they are compared.
+    """
+
+    accept: Any
+    next: Any
 
     def to(self, device: torch.device) -> Uniforms:
-        """Move to a device."""
-        return Uniforms(self.accept_BG.to(device), self.next_B.to(device))
+        """As float64 tensors on a device."""
+        return Uniforms(
+            *(torch.as_tensor(part, dtype=torch.float64, device=device) for part in self)
+        )
 
 
 class Verified(NamedTuple):
-    """Per row: number of accepted tokens, and the token that follows them."""
+    """Per row: number of accepted tokens, and the token that follows them; lists or tensors."""
 
-    num_accepted_B: Tensor
-    next_tokens_B: Tensor
+    num_accepted: Any
+    next_tokens: Any
 
 
 class DrawPlan(NamedTuple):
@@ -113,17 +118,6 @@ class DrawRequest(NamedTuple):
     seen_BV: Tensor | None = None
 
 
-class UniformRows(NamedTuple):
-    """Numbers in [0, 1): one per drafted token, and one per row for the token after the block."""
-
-    accept: Sequence[Sequence[float]]
-    next: Sequence[float]
-
-    def tensors(self) -> Uniforms:
-        """As float64 tensors."""
-        return Uniforms(*(torch.tensor(numbers, dtype=torch.float64) for numbers in self))
-
-
 class VerifyRequest(NamedTuple):
     """Process each row's newest token and its drafted tokens, then verify the drafted ones.
 
@@ -144,20 +138,13 @@ class VerifyRequest(NamedTuple):
     num_drafted: Sequence[int]
     rule: Rule
     sampling: SamplingParams
-    uniforms: UniformRows | None = None
+    uniforms: Uniforms | None = None
     seen_BV: Tensor | None = None
 
     @property
     def applied_rule(self) -> Rule:
         """The rule in effect: `Lossless` for greedy verification."""
         return _LOSSLESS if self.uniforms is None else self.rule
-
-
-class VerifiedRows(NamedTuple):
-    """Per row: number of accepted tokens, and the token that follows them."""
-
-    num_accepted: list[int]
-    next_tokens: list[int]
 
 
 def draw_ahead(
@@ -260,7 +247,7 @@ def verify(
     next_BV = _distribution_at(positions, num_accepted_B, is_bonus_B, rule)
     if rule.needs_draft_at_bonus:
         next_BV = torch.where(alone_B1, positions.target[:, 0], next_BV)
-    return Verified(num_accepted_B, sample(next_BV, uniforms.next_B))
+    return Verified(num_accepted_B, sample(next_BV, uniforms.next))
 
 
 def _distribution_at(
@@ -316,7 +303,7 @@ def _count_accepted(
     at = positions.each(lambda probs: probs[:, :gamma])
     accept_probs_BG = rule.accept_tokens_at(at, drafted_BG[..., None]).squeeze(-1)
     # float64: in float32 a uniform just below 1 would round to 1 and reject a certain token.
-    accepted_BG = uniforms.accept_BG.double() < accept_probs_BG.double()
+    accepted_BG = uniforms.accept.double() < accept_probs_BG.double()
     return (accepted_BG & _was_drafted(gamma, num_drafted_B)).long().cumprod(-1).sum(-1)
 
 

@@ -135,50 +135,6 @@ class Rule(metaclass=RaisesConfigErrors):
             return self.accept_at(at.of_tokens(tokens))
         return self.accept_at(at).gather(-1, tokens)
 
-    def accept_probs(
-        self,
-        target_probs: Tensor,
-        draft_probs: Tensor,
-        *,
-        target_raw: Tensor | None = None,
-        draft_raw: Tensor | None = None,
-    ) -> Tensor:
-        """`accept_at` these probabilities, [..., V] -> [..., V]; `*_raw` None: as the others."""
-        return self.accept_at(Position.of(target_probs, draft_probs, target_raw, draft_raw))
-
-    def residual(
-        self,
-        target_probs: Tensor,
-        draft_probs: Tensor,
-        *,
-        target_raw: Tensor | None = None,
-        draft_raw: Tensor | None = None,
-    ) -> Tensor:
-        """`residual_at` these probabilities; shapes as in `accept_probs`."""
-        return self.residual_at(Position.of(target_probs, draft_probs, target_raw, draft_raw))
-
-    def pi(
-        self,
-        target_probs: Tensor,
-        draft_probs: Tensor,
-        *,
-        target_raw: Tensor | None = None,
-        draft_raw: Tensor | None = None,
-    ) -> Tensor | None:
-        """`pi_at` these probabilities; shapes as in `accept_probs`."""
-        return self.pi_at(Position.of(target_probs, draft_probs, target_raw, draft_raw))
-
-    def induced_distribution(
-        self,
-        target_probs: Tensor,
-        draft_probs: Tensor,
-        *,
-        target_raw: Tensor | None = None,
-        draft_raw: Tensor | None = None,
-    ) -> Tensor:
-        """`induced_at` these probabilities; shapes as in `accept_probs`."""
-        return self.induced_at(Position.of(target_probs, draft_probs, target_raw, draft_raw))
-
 
 @dataclass(frozen=True)
 class TargetBonus(Rule):

@@ -13,10 +13,13 @@ negative log acceptance do not.
 # C positions, K recorded tokens, V vocabulary
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 UNUSED, OUTSIDE = -1, -2
 _SMALLEST = 1e-12  # probability of a tail that rounding made negative
@@ -30,6 +33,18 @@ class TopScores(NamedTuple):
 
     tokens_NK: Tensor
     log_probs_NK: Tensor
+
+    @classmethod
+    def of(cls, tokens: Sequence[Sequence[int]], log_probs: Sequence[Sequence[float]]) -> TopScores:
+        """Those of each position, which may have different numbers of them."""
+        width = max(map(len, tokens), default=0)
+        ids = [[*row, *[UNUSED] * (width - len(row))] for row in tokens]
+        logs = [[*row, *[0.0] * (width - len(row))] for row in log_probs]
+        shape = len(ids), width
+        return cls(
+            torch.tensor(ids, dtype=torch.int32).view(shape),
+            torch.tensor(logs, dtype=torch.float32).view(shape),
+        )
 
     def recorded(self) -> Tensor:
         """True at positions with scores, [N]."""

@@ -33,9 +33,6 @@ class RewardMoments(NamedTuple):
     total: Tensor
     weight: Tensor
 
-    def plus(self, other: RewardMoments) -> RewardMoments:
-        return RewardMoments(self.total + other.total, self.weight + other.weight)
-
     def advantages(self, rewards: Tensor) -> Tensor:
         """(r - mu) / sigma; 0 if all rewards are equal."""
         mean = self.total / self.weight

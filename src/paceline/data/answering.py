@@ -7,12 +7,11 @@ import multiprocessing.util
 import os
 import shutil
 import tempfile
-import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow
 import torch
@@ -23,17 +22,15 @@ from torch import Tensor
 from paceline.core.fused import chunks
 from paceline.core.sampling import SamplingParams
 from paceline.data.collate import collate
-from paceline.data.prompts import TopTokens
 from paceline.data.requests import ModelWriter
 from paceline.data.sources import rows_of
-from paceline.data.tokens import AnswerEnd, inner_tokens
+from paceline.data.tokens import AnswerEnd, following_tokens
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
-from paceline.engines.contract import Capacity, Setup
 from paceline.engines.contract import Request as ServedRequest
+from paceline.engines.contract import Setup
 from paceline.engines.process import check_choice, running
 from paceline.engines.text_servers import TextServers
 from paceline.engines.texts import EngineWriter, OpenAIWriter
-from paceline.errors import PromptError
 from paceline.models import load_model, prepare_for_decoding
 from paceline.models.answer_text import answer_text
 from paceline.models.compatibility import check_fits
@@ -174,11 +171,11 @@ class Answerer:
 
     def _recorded(
         self, requests: Sequence[Request], generations: Sequence[Generation]
-    ) -> Sequence[Recorded]:
+    ) -> Sequence[dict[str, Any]]:
         writer = self.config.writer
         assert isinstance(writer, ModelWriter), "the writer of this class"
         if not writer.top_logprobs and not writer.hidden_states:
-            return [Recorded()] * len(requests)
+            return [{}] * len(requests)
         prompts = [request.tokens for request in requests]
         completions = [generation.tokens for generation in generations]
         return record(
@@ -206,21 +203,15 @@ class Answerer:
         decoder.forces_eos = False  # a draft would learn to stop at max_new_tokens
         return decoder
 
-    def _record(self, request: Request, generation: Generation, recorded: Recorded) -> Answer:
+    def _record(self, request: Request, generation: Generation, recorded: dict[str, Any]) -> Answer:
         text = generation.tokens[:-1] if generation.stop_reason == "eos" else generation.tokens
         context = decoder_contexts(self.target, [request.tokens])[0]
-        return Answer(
-            id=request.id,
-            prompt=text_of(self.tokenizer, request.tokens),
+        return _answer(
+            *(request, self.tokenizer),
             completion=text_of(self.tokenizer, text, context),
-            prompt_tokens=list(request.tokens),
             completion_tokens=generation.tokens,
             stop_reason=generation.stop_reason,
-            temperature=request.temperature,
-            seed=request.seed,
-            top_tokens=None if recorded.top is None else recorded.top.tokens,
-            top_log_probs=None if recorded.top is None else recorded.top.log_probs,
-            hidden_states=recorded.hidden,
+            **recorded,
         )
 
 
@@ -253,8 +244,9 @@ class ServerAnswerer:
 
     def _record(self, request: Request, written: Written) -> Answer:
         ended = written.stop_reason == "eos"
+        prompt = text_of(self.tokenizer, request.tokens)
         tokens = written.tokens_by(
-            lambda text: tokens_behind(self.tokenizer, request.tokens, text),
+            lambda text: following_tokens(prompt, request.tokens, text, self.tokenizer),
             self.end.behind(request.tokens),
         )
         has_end = ended and tokens[-1:] and tokens[-1] in self.tokenizer.all_special_ids
@@ -262,18 +254,25 @@ class ServerAnswerer:
         if written.tokens is not None:
             text = tokens[:-1] if has_end else tokens
             completion = text_of(self.tokenizer, text, request.tokens)
-        return Answer(
-            id=request.id,
-            prompt=text_of(self.tokenizer, request.tokens),
+        return _answer(
+            *(request, self.tokenizer),
             completion=completion,
-            prompt_tokens=list(request.tokens),
             completion_tokens=tokens,
             stop_reason=written.stop_reason,
-            temperature=request.temperature,
-            seed=request.seed,
             top_tokens=written.top_tokens,
             top_log_probs=written.top_log_probs,
         )
+
+
+def _answer(request: Request, tokenizer: PreTrainedTokenizerBase, **columns: Any) -> Answer:
+    return Answer(
+        id=request.id,
+        prompt=text_of(tokenizer, request.tokens),
+        prompt_tokens=list(request.tokens),
+        temperature=request.temperature,
+        seed=request.seed,
+        **columns,
+    )
 
 
 def text_of(
@@ -281,17 +280,6 @@ def text_of(
 ) -> str:
     """The text of tokens behind those of the prompt, special tokens included."""
     return answer_text(tokenizer, tokens, prompt, skip_special_tokens=False)
-
-
-def tokens_behind(
-    tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int], text: str
-) -> list[int]:
-    """Tokens of a server's text behind a prompt; a text alone may begin with a space of its own."""
-    try:
-        return inner_tokens(prompt, text, tokenizer)
-    except PromptError as error:
-        warnings.warn(f"an answer is tokenised without its prompt: {error}", stacklevel=2)
-        return tokens_of(text, tokenizer)
 
 
 class ShardWriter:
@@ -342,30 +330,17 @@ def _own_server(config: GenerateDataConfig, writer: EngineWriter) -> Iterator[st
     """
     choice = writer.engine
     check_choice(choice)
-    capacity = Capacity(config.max_prompt_tokens + config.max_new_tokens, writer.concurrency)
+    length = config.max_prompt_tokens + config.max_new_tokens
     # a worker process has a device of its own; Ray hides the other ones
     own = config.pool == "processes" and config.workers > 1 and torch.cuda.is_available()
     gpu = torch.cuda.current_device() if own else None
     target, top = choice.target or config.target, writer.top_logprobs
-    setup = Setup(target, None, capacity, config.dtype, gpu, top)
+    setup = Setup(target, None, length, config.dtype, gpu, top, writer.concurrency)
     with running(choice, setup, silent) as client:
         yield client.url
 
 
 _CHUNK = 256  # positions per chunk of probabilities
-
-
-class Recorded(NamedTuple):
-    """Of one completion.
-
-    Attributes:
-        top: The most likely tokens before each token; None: not recorded.
-        hidden: The hidden states that the head reads for each token, bfloat16 bytes in rows; None:
-            not recorded.
-    """
-
-    top: TopTokens | None = None
-    hidden: bytes | None = None
 
 
 @torch.no_grad()
@@ -377,32 +352,44 @@ def record(
     batch_size: int,
     *,
     hidden_states: bool,
-) -> list[Recorded]:
+) -> list[dict[str, Any]]:
     """The `count` most likely tokens before each completion token, at temperature 1.
 
     `hidden_states`: also the hidden states. Cost: one forward pass over prompts and completions.
+
+    Returns:
+        Columns of each record.
     """
     rows = rows_of(model, prompts, completions)
-    found: list[Recorded] = []
+    found: list[dict[str, Any]] = []
     for first in range(0, len(rows), batch_size):
         part = rows[first : first + batch_size]
         batch = collate(part).to(model.device)
         hidden_ND = model.hidden(batch)[batch.mask_BT]
         lengths = [len(row.tokens) - row.trained_from for row in part]
-        tops = _top(model, hidden_ND, count, lengths) if count else [None] * len(part)
-        states = [_as_bytes(each) if hidden_states else None for each in hidden_ND.split(lengths)]
-        found += map(Recorded, tops, states)
+        columns: list[dict[str, Any]] = [{} for _ in part]
+        if count:
+            for values, (tokens, logs) in zip(
+                columns, _top(model, hidden_ND, count, lengths), strict=True
+            ):
+                values |= {"top_tokens": tokens.tolist(), "top_log_probs": logs.tolist()}
+        if hidden_states:
+            for values, states_TD in zip(columns, hidden_ND.split(lengths), strict=True):
+                values["hidden_states"] = _as_bytes(states_TD)
+        found += columns
     return found
 
 
-def _top(model: HfModel, hidden_ND: Tensor, count: int, lengths: Sequence[int]) -> list[TopTokens]:
+def _top(
+    model: HfModel, hidden_ND: Tensor, count: int, lengths: list[int]
+) -> Iterable[tuple[Tensor, Tensor]]:
+    """Tokens and log probabilities of each row."""
     tops = [
         model.head.log_probs(hidden_ND[chunk], model.vocab_size).topk(min(count, model.vocab_size))
         for chunk in chunks(len(hidden_ND), _CHUNK)
     ]
     log_probs_NK, tokens_NK = (torch.cat(values) for values in zip(*tops, strict=True))
-    of_rows = zip(tokens_NK.split(list(lengths)), log_probs_NK.split(list(lengths)), strict=True)
-    return [TopTokens(tokens.tolist(), log_probs.tolist()) for tokens, log_probs in of_rows]
+    return zip(tokens_NK.split(lengths), log_probs_NK.split(lengths), strict=True)
 
 
 def _as_bytes(hidden_TD: Tensor) -> bytes:

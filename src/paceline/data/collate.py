@@ -7,6 +7,7 @@ end of text; masking by id would drop the label that teaches the draft to stop.
 # B batch, T positions
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -30,10 +31,13 @@ class TokenRow:
 
     Attributes:
         tokens: Tokens of the decoder.
-        trained_from: Index of the first token with loss.
-        target_hidden_TD: Cached target hidden states that predict each trained token, or None.
+        trained_from: Index of the first token with loss; the number of tokens if a text has none,
+            such as a prompt without a completion.
+        target_hidden_TD: The target's hidden states that predict each trained token, or None.
         source: Encoder input of an encoder-decoder; None for a decoder-only model.
         top: The target's most likely tokens before each trained token; None: not recorded.
+        prompt_length: Number of leading tokens used as the prompt for on-policy generation.
+        where: Source location, for error messages.
     """
 
     tokens: Sequence[int]
@@ -41,9 +45,13 @@ class TokenRow:
     target_hidden_TD: Tensor | None = None
     source: Sequence[int] | None = None
     top: TopScores | None = None
+    prompt_length: int = 0
+    where: str = ""
 
-    def __post_init__(self) -> None:
-        assert 1 <= self.trained_from < len(self.tokens), "a row needs context and a trained token"
+    @property
+    def prompt(self) -> list[int]:
+        """The model's input."""
+        return list(self.tokens[: self.prompt_length] if self.source is None else self.source)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +75,14 @@ class TokenBatch:
     source: Texts | None = None
     top: TopScores | None = None
 
-    def scored(self) -> Tensor:
-        """The mask without the positions for which no scores of the target were recorded."""
+    def scored(self) -> TokenBatch:
+        """The batch without loss at positions for which no scores of the target were recorded."""
         if self.top is None:
-            return self.mask_BT
-        return self.mask_BT.masked_scatter(self.mask_BT, self.top.recorded())
+            return self
+        known_N = self.top.recorded()
+        mask_BT = self.mask_BT.masked_scatter(self.mask_BT, known_N)
+        top = TopScores(*(values[known_N] for values in self.top))
+        return dataclasses.replace(self, mask_BT=mask_BT, top=top)
 
     def to(self, device: torch.device) -> TokenBatch:
         attention = None if self.attention_BT is None else self.attention_BT.to(device)
@@ -94,6 +105,7 @@ def collate(rows: Sequence[TokenRow]) -> TokenBatch:
     mask_BT = torch.zeros(len(rows), width, dtype=torch.bool)
     for index, row in enumerate(rows):
         length = len(row.tokens) - 1
+        assert 1 <= row.trained_from <= length, "a row needs context and a trained token"
         tokens = torch.tensor(list(row.tokens))
         tokens_BT[index, :length] = tokens[:-1]
         labels_BT[index, :length] = tokens[1:]

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections import Counter, deque
 from contextlib import closing
-from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +18,7 @@ from paceline.models.hf.architectures import is_encoder_decoder
 from paceline.models.loading import config_at, fingerprint, load_tokenizer
 from paceline.processes import MOST_DEATHS, connect_to_ray, in_processes
 from paceline.progress import silent
-from paceline.records import RunDirectory, append_jsonl, read_jsonl
+from paceline.records import RunDirectory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -73,9 +71,6 @@ def planned(config: GenerateDataConfig) -> str:
     """Texts, tokens and bytes of a run, for its dry run.
 
     Bytes are those of token ids and text before compression, of recorded scores and hidden states.
-
-    Raises:
-        UsageError: a prompt or a setting is invalid.
     """
     requests = [request for shard in _shards(config) for request in shard.requests]
     num_read = sum(len(request.tokens) for request in requests)
@@ -118,24 +113,11 @@ def _generate(
     run.write_manifest(config, plan=digest)
     total = sum(len(shard.requests) for shard in shards)
     done = total - sum(len(shard.requests) for shard in missing)
-    if not done:
-        run.metrics.unlink(missing_ok=True)
-    began = time.monotonic() - _elapsed_s(run)
     progress("generating", done, total)
     for shard in _write(config, missing, store):
-        rows = store.columns(shard.name, "completion_tokens")
-        num_tokens = sum(len(row["completion_tokens"]) for row in rows)
-        row = {"file": shard.name, "num_tokens": num_tokens}
-        append_jsonl(run.metrics, {**row, "elapsed_s": round(time.monotonic() - began, 3)})
         done += len(shard.requests)
         progress("generating", done, total)
-    run.write_result(_result(run, store, shards))
-
-
-def _elapsed_s(run: RunDirectory) -> float:
-    """Generation time so far, resumed runs included, up to the last completed file."""
-    rows = read_jsonl(run.metrics)
-    return rows[-1]["elapsed_s"] if rows else 0.0
+    run.write_result(_result(store, shards))
 
 
 def _write(
@@ -153,9 +135,7 @@ def _write(
                 work(shard)
                 yield shard
     else:
-        name, failure = attrgetter("name"), GenerationError
-        done = in_processes(work, shards, workers=config.workers, name=name, failure=failure)
-        yield from (shard for shard, _ in done)
+        yield from in_processes(work, shards, config.workers)
 
 
 def _digest(config: GenerateDataConfig, shards: Sequence[Shard]) -> str:
@@ -181,7 +161,7 @@ def _answering_models(config: GenerateDataConfig) -> tuple[str | None, ...]:
             return ()
 
 
-def _result(run: RunDirectory, store: ShardStore, shards: Sequence[Shard]) -> dict[str, Any]:
+def _result(store: ShardStore, shards: Sequence[Shard]) -> dict[str, Any]:
     stop_reasons: Counter[str] = Counter()
     temperatures: Counter[str] = Counter()
     num_tokens = 0
@@ -190,16 +170,12 @@ def _result(run: RunDirectory, store: ShardStore, shards: Sequence[Shard]) -> di
             num_tokens += len(row["completion_tokens"])
             stop_reasons[row["stop_reason"]] += 1
             temperatures[f"{row['temperature']:g}"] += 1
-    elapsed_s = _elapsed_s(run)
-    timed = sum(row["num_tokens"] for row in read_jsonl(run.metrics))
     return {
         "num_records": stop_reasons.total(),
         "num_files": len(shards),
         "num_tokens": num_tokens,
         "stop_reasons": dict(stop_reasons),
         "temperatures": dict(temperatures),
-        "elapsed_s": elapsed_s,
-        "tokens_per_s": round(timed / elapsed_s, 1) if elapsed_s else 0.0,
     }
 
 

@@ -7,32 +7,26 @@ Each configuration of a long command is `Checkable`. The function that does the 
 
 from __future__ import annotations
 
-import math
 import shutil
 import tempfile
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from paceline.data.examples import Lengths, build_examples
-from paceline.data.prompts import CorpusConfig, count_records, read_records
-from paceline.data.sources import ExampleStream, FixedText
+from paceline.data.prompts import CorpusConfig, count_records
 from paceline.engines.client import api_key, root_of
 from paceline.engines.process import check_choice
 from paceline.errors import InputNote, ModelLoadError, StorageError, UsageError
-from paceline.models.compatibility import check_same_vocabulary, no_rollback
-from paceline.models.inspection import ModelFacts, inspect_model, read_header, state_keeper
+from paceline.models.compatibility import check_same_vocabulary
+from paceline.models.inspection import ModelFacts, inspect_model
 from paceline.models.loading import find_device, load_tokenizer
 from paceline.records import storage_errors
 
 if TYPE_CHECKING:
-    from paceline.data.examples import Example
     from paceline.engines.commands import EngineChoice
-    from paceline.models.inspection import Header
 
 _MAX_RECORDS = 20_000  # records read to check a text
 _STREAMED = 1_000  # of a text that is streamed, maybe from the hub
-_TRAINED = 500  # records that are tokenised to check them
 FLOAT32_BYTES = 4
 
 
@@ -78,17 +72,12 @@ class InputChecks:
     Attributes:
         resume: The run directory may hold a run of this configuration.
         lines: A line per result.
-        headers: Headers of the models by path.
-        example: The first training text with its tokenizer, if there is one.
     """
 
     def __init__(self, *, resume: bool = False) -> None:
         self.resume = resume
         self.lines: list[str] = []
-        self.headers: dict[str, Header] = {}
-        self.example: tuple[Example, Any] | None = None
         self._models: dict[str, ModelFacts] = {}
-        self._texts: list[CorpusConfig] = []
 
     def device(self, name: str) -> None:
         """Check that the device exists; raises UsageError."""
@@ -101,8 +90,7 @@ class InputChecks:
         run, below = Path(path).expanduser(), Path(path).expanduser() / "draft"
         if not (run / "config.json").exists() and (below / "config.json").exists():
             raise ModelLoadError(f"{path} is the directory of a run; name its draft, {path}/draft")
-        header = self.headers[str(path)] = read_header(path)
-        found = self._models[str(path)] = inspect_model(path, header)
+        found = self._models[str(path)] = inspect_model(path)
         if found.tokenizer is None:
             raise ModelLoadError(
                 f"the {role} {path} has no tokenizer files; copy tokenizer.json and "
@@ -111,11 +99,6 @@ class InputChecks:
         size = f", {found.num_parameters:,} parameters" if found.num_parameters else ""
         limit = "no limit" if found.max_length is None else f"{found.max_length:,} tokens"
         layers = f"{found.architecture} of {found.num_layers} layers"
-        if found.num_encoder_layers:
-            layers = (
-                f"{found.architecture} of {found.num_encoder_layers} encoder and "
-                f"{found.num_layers} decoder layers"
-            )
         self.lines.append(f"{role}: {path}, {layers}{size}, context {limit}")
         return found
 
@@ -124,27 +107,8 @@ class InputChecks:
         models = [self.model("target", target)]
         if draft is not None:
             models.append(self.model("draft", draft))
-        if len(models) == 2 and all(model.tokenizer is not None for model in models):
             check_same_vocabulary(*cast("Any", models))
-        limits = [model.max_length or math.inf for model in models]
-        if limits[-1] < limits[0]:
-            note(
-                f"the draft {draft} has a context of {limits[-1]:,} tokens; beyond it the target "
-                "writes alone here, and engines may stop or draft nonsense"
-            )
-        sizes = [model.num_parameters for model in models]
-        if len(sizes) == 2 and 0 < sizes[0] < sizes[1]:
-            note(
-                f"the draft {draft} has more parameters than the target {target}; are target "
-                "and draft swapped?"
-            )
         return models
-
-    def drafting(self, *paths: str | None) -> None:
-        """Check that these models can draft and verify drafts; raises UnsupportedModelError."""
-        for path in paths:
-            if path is not None and (name := state_keeper(path)) is not None:
-                raise no_rollback(name)
 
     def tokenizer(self, role: str, path: str) -> Any:
         """Check that a tokenizer can be loaded; raises ModelLoadError."""
@@ -169,9 +133,6 @@ class InputChecks:
     def text(self, name: str, corpus: CorpusConfig | str, **reading: bool) -> None:
         """Check that `count_records` can read the first of a text; raises PromptError."""
         corpus = corpus if isinstance(corpus, CorpusConfig) else CorpusConfig(path=corpus)
-        if corpus in self._texts:
-            return
-        self._texts.append(corpus)
         checked = corpus.first(_STREAMED if reading.get("streaming") else _MAX_RECORDS)
         count = count_records(checked, **reading)
         first = "" if count < (checked.limit or 0) else "checked the first "
@@ -184,70 +145,38 @@ class InputChecks:
                 streaming = name == "train" and getattr(data, "streaming", False)
                 self.text(f"data.{name}", text, streaming=streaming, skip_empty=True)
 
-    def trained(
-        self,
-        data: Any,
-        tokenizer: Any,
-        model: ModelFacts,
-        lengths: Lengths,
-        *,
-        recorded: bool | None = False,
-    ) -> None:
-        """Check the first training texts as the run checks all: templates, tokens, completions.
-
-        `recorded`: completions need recorded log probabilities; None: no text is used unchanged.
-
-        Raises:
-            PromptError: a text cannot be trained on; the message names it.
-        """
-        if tokenizer is None or getattr(data, "streaming", False):
-            return
-        examples = build_examples(
-            read_records(data.train.first(_TRAINED), skip_empty=True),
-            tokenizer,
-            lengths,
-            eos_token_ids=model.eos_token_ids,
-            decoder_prompt=model.decoder_prompt,
-            recorded_states=getattr(data, "recorded_states", False),
-        )
-        if examples and self.example is None:
-            self.example = examples[0], tokenizer
-        if recorded is not None:
-            FixedText(ExampleStream(examples, 1, seed=0)).check(recorded=recorded)
-
     def output(self, path: Path, num_bytes: int = 0) -> None:
         """Check a directory as `check_output_directory`, with its errors."""
-        self._can_be_written(path, check_output_directory(path, num_bytes), num_bytes)
-
-    def file(self, path: Path) -> None:
-        """Check a file as `check_output_file`, with its errors."""
-        self._can_be_written(path, check_output_file(path), 0)
-
-    def _can_be_written(self, path: Path, free: int, num_bytes: int) -> None:
+        free = check_output_directory(path, num_bytes)
         need = f", about {size_in_words(num_bytes)} needed" if num_bytes else ""
         self.lines.append(f"output: {path} can be written, {size_in_words(free)} free{need}")
 
+    def file(self, path: Path) -> None:
+        """Check a file as `check_output_file`, with its errors."""
+        check_output_file(path)
+        self.lines.append(f"output: {path} can be written")
 
-def check_output_directory(path: Path, num_bytes: int = 0, name: str = "output") -> int:
-    """Check write access and free space; returns the free bytes. `name` is used in messages.
+
+def check_output_directory(path: Path, num_bytes: int = 0) -> int:
+    """Check write access and free space; returns the free bytes.
 
     Raises:
         UsageError: the path, or a part of it, is a file.
         StorageError: it cannot be written, or has less than `num_bytes` free.
     """
     if path.is_file():
-        raise UsageError(f"{name} {path} is a file; choose a directory")
-    free = _free_above(path, name, path)
+        raise UsageError(f"output {path} is a file; choose a directory")
+    free = _free_above(path, "output", path)
     if free < num_bytes:
         raise StorageError(
-            f"{name} {path} needs about {size_in_words(num_bytes)}, but only "
+            f"output {path} needs about {size_in_words(num_bytes)}, but only "
             f"{size_in_words(free)} are free; free space or choose another path"
         )
     return free
 
 
-def check_output_file(path: Path, name: str = "output") -> int:
-    """Check that a file can be written; returns the free bytes.
+def check_output_file(path: Path, name: str = "output") -> None:
+    """Check that a file can be written. `name` is used in messages.
 
     Raises:
         UsageError: the path is a directory or a device, or a part of it is a file.
@@ -257,7 +186,7 @@ def check_output_file(path: Path, name: str = "output") -> int:
         raise UsageError(f"{name} {path} is a directory; name a file")
     if path.exists() and not path.is_file():
         raise UsageError(f"{name} {path} is not a regular file; name another")
-    return _free_above(path.parent, name, path)
+    _free_above(path.parent, name, path)
 
 
 def _free_above(folder: Path, name: str, path: Path) -> int:

@@ -7,31 +7,23 @@ Sources: `.txt` (one text per line), `.jsonl`, `.parquet`, a directory of these,
 from __future__ import annotations
 
 import dataclasses
+import glob
 import itertools
 import json
 import os
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
 from paceline.config import StrictModel
-from paceline.data.text_files import (
-    WANTED,
-    data_files,
-    folder_files,
-    is_pattern,
-    kind_of,
-    matches,
-    read_data_set,
-    read_file,
-    warn_of_splits,
-)
-from paceline.errors import EmptyTextError, PromptError
+from paceline.core.top_k_tail import TopScores
+from paceline.errors import EmptyTextError, PacelineError, PromptError, shorten
 from paceline.fingerprints import files_fingerprint
 from paceline.models.chat_text import HALF_PAIR, Message, messages_of, template_kwargs_of, tools_of
+from paceline.records import read_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -39,9 +31,11 @@ if TYPE_CHECKING:
 
 Text = str | list[int]
 
-_LARGEST_LOG_PROB = 1e-3  # above 0 by rounding
-_ROLES = {name: name for name in ("user", "assistant", "system", "tool")}
-_ROLES |= {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "observation": "tool"}
+_WANTED = "wanted one of prompt, text, messages, tokens"
+
+_SUFFIXES = (".txt", ".jsonl", ".parquet")
+_CHATS = frozenset({"messages", "prompt", "completion", "tools", "chat_template_kwargs"})
+
 _TRUNCATED = frozenset({"length", "context"})  # stop reasons written by generate-data
 
 
@@ -53,8 +47,7 @@ class CorpusConfig(StrictModel):
             such as `runs/*/data`, or a hub data set.
         split: Split of a hub data set; unset: `train`. A directory has the rows of all its files;
             with a split, those that the datasets library finds by the file names.
-        subset: Subset of a hub data set, such as `main` of `gsm8k`, or a directory in a directory;
-            a README.md in a directory is not read.
+        subset: Subset of a hub data set, such as `main` of `gsm8k`, or a directory in a directory.
         prompt_field: Column with the prompt, if not `prompt`; `a.b` names a nested column.
         completion_field: Column with the completion; used only together with `prompt_field`.
         tools: Tools for the template of every chat whose row has no column `tools`. A text that is
@@ -83,24 +76,11 @@ class CorpusConfig(StrictModel):
     def _completion_needs_prompt(self) -> CorpusConfig:
         if self.completion_field is not None and self.prompt_field is None:
             raise ValueError("completion_field needs prompt_field; set both")
-        template_kwargs_of(self.chat_template_kwargs, "it")
         return self
 
     def first(self, count: int) -> Self:
         """The first `count` texts of the corpus."""
         return self.model_copy(update={"limit": min(self.limit or count, count)})
-
-
-class TopTokens(NamedTuple):
-    """A model's most likely tokens before each token of a completion.
-
-    Attributes:
-        tokens: Ids at each position; empty where they were not recorded.
-        log_probs: Their log-probabilities in nats.
-    """
-
-    tokens: Sequence[Sequence[int]]
-    log_probs: Sequence[Sequence[float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +108,7 @@ class Record:
     template_kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
     id: str | None = None
     open_ended: bool = False
-    top: TopTokens | None = None
+    top: TopScores | None = None
     hidden: bytes | None = None
 
     @property
@@ -204,33 +184,22 @@ def read_columns(
 
 def _rows(corpus: CorpusConfig, *, streaming: bool) -> Iterator[tuple[Mapping[str, Any], str]]:
     path = Path(corpus.path)
-    if is_pattern(path):
-        parts = (_rows(part, streaming=streaming) for part in _matching(corpus))
-        return itertools.chain.from_iterable(parts)
-    suffix = kind_of(path)
-    if path.is_file() or suffix in (".txt", ".jsonl"):
-        if suffix == ".parquet" and corpus.split not in (None, "train"):
-            raise PromptError(
-                f"{path} is one file, which has no split {corpus.split}; unset split, or set limit"
-            )
-        return read_file(path)
-    local = suffix == ".parquet" or path.is_absolute() or corpus.path.startswith((".", "~"))
-    if not path.exists() and local:
-        raise PromptError(f"no file or directory at {path}; check the path")
-    files = folder_files(path) if path.is_dir() else []
+    files = _data_files(path)
     whole = corpus.split is None and corpus.subset is None
-    if files and (whole or kind_of(files[0]) == ".txt"):
-        warn_of_splits(path, files)
-        return itertools.chain.from_iterable(map(read_file, files))
+    if files and (whole or not path.is_dir() or _kind_of(files[0]) == ".txt"):
+        return itertools.chain.from_iterable(map(_read_file, _one_kind(files, path)))
+    local = _kind_of(path) in _SUFFIXES or path.is_absolute() or corpus.path.startswith((".", "~"))
+    if local and not path.is_dir():
+        raise PromptError(f"no file or directory at {path}; check the path")
     split = corpus.split or "train"
-    return read_data_set(corpus.path, corpus.subset, split, streaming=streaming)
+    return _read_data_set(corpus.path, corpus.subset, split, streaming=streaming)
 
 
 def corpus_fingerprint(corpus: CorpusConfig) -> str:
     """Hash of the local files of a corpus; empty if there are none or they cannot be read."""
     path = Path(corpus.path)
     try:
-        files = data_files(path)
+        files = _data_files(path)
         return files_fingerprint(files) if files else ""
     except OSError:
         return ""
@@ -260,15 +229,6 @@ def _records(
         raise PromptError(f"{corpus.path} holds no text; add at least one text")
 
 
-def _matching(corpus: CorpusConfig) -> Iterator[CorpusConfig]:
-    """The corpora that match the pattern of one."""
-    found = matches(Path(corpus.path))
-    if not found:
-        raise PromptError(f"no file or directory matches {corpus.path}; check the pattern")
-    for path in found:
-        yield corpus.model_copy(update={"path": str(path), "limit": None})
-
-
 def _record(row: Mapping[str, Any], where: str, corpus: CorpusConfig) -> Record:
     record = _content(row, where, corpus)
     name, stop_reason = row.get("id"), row.get("stop_reason")
@@ -289,15 +249,13 @@ def _content(row: Mapping[str, Any], where: str, corpus: CorpusConfig) -> Record
     if corpus.prompt_field is not None:
         return _in_columns(row, where, corpus.prompt_field, corpus.completion_field)
     match row:
-        case {"messages": messages} | {"conversations": [] as messages}:
+        case {"messages": messages}:
             return _chat(row, messages, where, corpus)
-        case {"conversations": [{**first}, *_] as said} if first:
-            return _chat(row, _shared(row, list(said), where), where, corpus)
         case {"prompt_tokens": [*prompt], "completion_tokens": [*completion]}:
             # Written by `generate-data`; tokenising the texts again could give other tokens.
             prompt = _text(prompt, "prompt_tokens", where)
             found = Record(where, "prompt", prompt, _text(completion, "completion_tokens", where))
-            top, hidden = _top_tokens(row, len(completion), where), row.get("hidden_states")
+            top, hidden = _top_scores(row, len(completion), where), row.get("hidden_states")
             return dataclasses.replace(found, top=top, hidden=hidden)
         case {"prompt": [{**first}, *_] as asked} if first:
             return _chat(row, _asked_and_answered(row, list(asked)), where, corpus)
@@ -312,7 +270,7 @@ def _content(row: Mapping[str, Any], where: str, corpus: CorpusConfig) -> Record
             return Record(where, "document", text=_text(tokens, "tokens", where))
     keys = ", ".join(map(str, row)) or "none"
     kind = PromptError if any(row.values()) else EmptyTextError
-    raise kind(f"{where} has the keys {keys}; {WANTED}, or name the column in prompt_field")
+    raise kind(f"{where} has the keys {keys}; {_WANTED}, or name the column in prompt_field")
 
 
 def _in_columns(
@@ -345,24 +303,6 @@ def template_settings(corpus: CorpusConfig | None, where: str) -> dict[str, Any]
     return {"tools": tools_of(corpus.tools, where), "template_kwargs": arguments}
 
 
-def _shared(row: Mapping[str, Any], said: list[Any], where: str) -> list[Any]:
-    """Messages of a row as ShareGPT has them: `from` and `value`, and perhaps a column `system`."""
-    found: list[Any] = []
-    for message in said:
-        if isinstance(message, dict) and "from" in message:
-            rest = {name: value for name, value in message.items() if name not in ("from", "value")}
-            sender, content = message["from"], message.get("value")
-            if sender not in _ROLES:
-                raise PromptError(
-                    f"{where} has a message from {sender!r}; wanted one of {', '.join(_ROLES)}, or "
-                    "write the row as messages, with role and content"
-                )
-            message = rest | {"role": _ROLES[sender], "content": content}
-        found.append(message)
-    system = row.get("system")
-    return [{"role": "system", "content": system}, *found] if system else found
-
-
 def _asked_and_answered(row: Mapping[str, Any], asked: list[Any]) -> list[Any]:
     """Messages of a row with the prompt and the completion as messages; the prompt is context."""
     context = [m | {"weight": 0} if isinstance(m, dict) else m for m in asked]
@@ -372,7 +312,7 @@ def _asked_and_answered(row: Mapping[str, Any], asked: list[Any]) -> list[Any]:
     return [*context, *answer] if isinstance(answer, list) else context
 
 
-def _top_tokens(row: Mapping[str, Any], count: int, where: str) -> TopTokens | None:
+def _top_scores(row: Mapping[str, Any], count: int, where: str) -> TopScores | None:
     """The columns `top_tokens` and `top_log_probs`, with `count` positions."""
     tokens, log_probs = row.get("top_tokens"), row.get("top_log_probs")
     if tokens is None and log_probs is None:
@@ -384,12 +324,7 @@ def _top_tokens(row: Mapping[str, Any], count: int, where: str) -> TopTokens | N
             f"{where} has {count} completion tokens, and top_tokens and top_log_probs of "
             f"{len(tokens)} and {len(log_probs)} positions or of unequal lengths; record them again"
         )
-    if not all(value <= _LARGEST_LOG_PROB for values in log_probs for value in values):
-        raise PromptError(
-            f"{where} has a log probability in top_log_probs that is NaN or above 0; record it "
-            "again"
-        )
-    return TopTokens(tokens, log_probs)
+    return TopScores.of(tokens, log_probs)
 
 
 def _column(row: Mapping[str, Any], dotted: str, where: str) -> Any:
@@ -415,3 +350,145 @@ def _text(value: Any, name: str, where: str) -> Text:
         return value
     kind = type(value).__name__
     raise PromptError(f"{where} has a {kind} as {name}; wanted a string or a list of token ids")
+
+
+def _data_files(path: Path) -> list[Path]:
+    """The file itself, or the data files below a folder or of a pattern such as `runs/*/data`.
+
+    They are sorted and without hidden ones; none if nothing is there.
+    """
+    if path.exists() or not glob.has_magic(str(path)):
+        return [path] if path.is_file() else _below(path)
+    folder = Path(*itertools.takewhile(lambda part: not glob.has_magic(part), path.parts))
+    found = sorted(folder.glob(str(path.relative_to(folder))))
+    if not found:
+        raise PromptError(f"no file or directory matches {path}; check the pattern")
+    return [file for match in found for file in _data_files(match)]
+
+
+def _below(folder: Path) -> list[Path]:
+    return sorted(
+        path
+        for path in folder.rglob("*")
+        if path.is_file()
+        and _kind_of(path) in _SUFFIXES
+        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+    )
+
+
+def _kind_of(path: Path) -> str:
+    """The suffix of a file in lower case, without `.gz`."""
+    return Path(path.name.lower().removesuffix(".gz")).suffix
+
+
+def _one_kind(files: list[Path], path: Path) -> list[Path]:
+    """The files of a directory or pattern; raises PromptError if they are of several kinds."""
+    suffixes = set(map(_kind_of, files))
+    if len(suffixes) > 1:
+        raise PromptError(
+            f"{path} holds files of several kinds, {', '.join(sorted(suffixes))}; give each kind "
+            "its own directory"
+        )
+    return files
+
+
+def _read_file(path: Path) -> Iterator[tuple[Mapping[str, Any], str]]:
+    """Rows of a file with their locations. A line of a `.txt` file has one column, `text`.
+
+    Raises:
+        PromptError: the file cannot be read; the message names the line.
+    """
+    match _kind_of(path):
+        case ".txt":
+            return (({"text": line}, where) for line, where in read_lines(path))
+        case ".jsonl":
+            return _read_json_lines(path)
+        case ".parquet":
+            return _read_parquet(path)
+    raise PromptError(f"{path} is an unknown kind of file; wanted .txt, .jsonl or .parquet")
+
+
+def _read_json_lines(path: Path) -> Iterator[tuple[Mapping[str, Any], str]]:
+    """Objects of a `.jsonl` file."""
+    for line, where in read_lines(path):
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):  # ValueError: also numbers of too many digits
+            reason = f"{where} is not JSON: {shorten(line)}"
+            raise PromptError(f"{reason}; write one JSON object per line") from None
+        if not isinstance(row, dict):
+            raise PromptError(f"{where} is not a JSON object: {shorten(line)}; {_WANTED} as a key")
+        yield row, where
+
+
+def _read_parquet(path: Path) -> Iterator[tuple[Mapping[str, Any], str]]:
+    """Rows of a `.parquet` file."""
+    from pyarrow import parquet  # slow to import, and not needed for other files
+
+    number = itertools.count()
+    try:
+        with parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=64):
+                for row in batch.to_pylist():
+                    yield _arrow_row(row), f"{path} row {next(number)}"
+    except PacelineError:
+        raise  # also raised by the consumer of this generator
+    except Exception as error:  # of the arrow library, which has its own types
+        reason = shorten(" ".join(str(error).split()), 160)
+        raise PromptError(f"cannot load {path} as a parquet file: {reason}") from None
+
+
+def _arrow_row(row: dict[str, Any]) -> dict[str, Any]:
+    """A row whose chats have only the keys that they were written with.
+
+    Arrow gives all objects of a column the keys of each, with None as the value.
+    """
+    return row | {name: _without_nulls(row[name]) for name in row.keys() & _CHATS}
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_nulls(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return value
+
+
+def _read_data_set(
+    path: str, subset: str | None, split: str, *, streaming: bool
+) -> Iterator[tuple[Mapping[str, Any], str]]:
+    """Rows of a data set of the hub or of a directory, with their locations.
+
+    `subset`: a configuration of the data set, or a directory in the directory.
+
+    Raises:
+        PromptError: it is missing or damaged, or one of the hub names a file elsewhere.
+    """
+    import datasets  # slow to import, and not needed for files
+
+    if subset is not None and (Path(path) / subset).is_dir():
+        path, subset = str(Path(path) / subset), None
+    try:
+        builder: Any = datasets.load_dataset_builder(path, subset)
+        for name in itertools.chain.from_iterable((builder.config.data_files or {}).values()):
+            if not (str(name).startswith("hf://") or Path(path).is_dir()):
+                raise PromptError(
+                    f"the data set {path} names {shorten(str(name), 160)}, and only files of the "
+                    "hub are read; copy the file, and set path to it"
+                )
+        if streaming:
+            rows = iter(builder.as_streaming_dataset(split))
+        else:
+            builder.download_and_prepare()
+            rows = iter(builder.as_dataset(split))
+        for number, row in enumerate(rows):
+            yield _arrow_row(row), f"{path} row {number}"
+    except PacelineError:
+        raise  # also raised by the consumer of this generator
+    except Exception as error:
+        # The exception types for a missing or damaged data set depend on the library's version.
+        reason = shorten(" ".join(str(error.__cause__ or error).split()), 160)
+        raise PromptError(
+            f"cannot load {path} (subset {subset}, split {split}) as a file, directory or hub data "
+            f"set: {reason}"
+        ) from None

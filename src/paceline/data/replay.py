@@ -9,10 +9,6 @@ only the draft's forward and backward pass.
 from __future__ import annotations
 
 import dataclasses
-import math
-import time
-from collections import deque
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -21,8 +17,7 @@ from pydantic import Field
 from torch import Tensor
 
 from paceline.config import StrictModel
-from paceline.data.examples import top_scores_of
-from paceline.data.prompts import TopTokens
+from paceline.core.top_k_tail import TopScores
 from paceline.data.sources import (
     ExampleStream,
     Origins,
@@ -53,7 +48,6 @@ if TYPE_CHECKING:
     from paceline.progress import Progress
 
 
-_KEPT_ROUNDS = 8  # for reuse at the end of a run
 _BATCH_ROWS = 64  # rows per generation batch; more are slower and need more memory for logits
 
 
@@ -69,13 +63,6 @@ class Rounds(StrictModel):
     rows: int = Field(default=128, ge=1)
     uses: int = Field(default=2, ge=1)
     train_prompts: bool = False
-
-
-@dataclass
-class WritingClock:
-    """Generation time of the latest complete round; part of the run's saved state."""
-
-    seconds: float = 0.0
 
 
 class TargetRounds:
@@ -97,7 +84,6 @@ class TargetRounds:
         eos_token_ids: tuple[int, ...],
         shard: Shard,
         progress: Progress = silent,
-        clock: WritingClock | None = None,
         origins: Origins | None = None,
     ) -> None:
         """`origins`: of the batches of a mixture; None: all are the target's."""
@@ -110,56 +96,28 @@ class TargetRounds:
         self.eos_token_ids = eos_token_ids
         self.progress = progress
         self._prompts = ExampleStream(stream.examples, rounds.rows, seed=stream.seed, shard=shard)
-        self._clock = clock or WritingClock()
         self._origins = origins or Origins(stream, fixed_fraction=0, draft_fraction=0)
         self._size = len(range(stream.batch_size)[stream.mine])
         self._number = -1
-        self._latest: deque[list[TokenRow]] = deque(maxlen=_KEPT_ROUNDS)
+        self._rows: list[TokenRow] = []
 
-    def next_batch(self, seconds_left: float = math.inf) -> TextBatch:
-        """Rows of the current round, reshuffled for each use.
-
-        If the next round would take more than a third of the time left, all kept rounds are reused
-        together, since reusing only the last one would overfit. If none is kept (in a resumed run),
-        a partial round is generated in a third of the time left.
-        """
+    def next_batch(self) -> TextBatch:
+        """Rows of the current round, reshuffled for each use."""
         batch = self._origins.num_of_target(self.stream.num_drawn)
         self.stream.num_drawn += self.stream.batch_size
-        batches_per_round = self.rounds.rows // self.stream.batch_size * self.rounds.uses
-        number = batch // batches_per_round
+        batches_per_use = self.rounds.rows // self.stream.batch_size
+        number, offset = divmod(batch, batches_per_use * self.rounds.uses)
         if number != self._number:
-            self._begin(number, seconds_left)
-        offset = batch - self._number * batches_per_round
-        if offset < batches_per_round:
-            return self._batch(self._latest[-1], offset, "round order")
-        rows = [row for round_ in self._latest for row in round_]
-        return self._batch(rows, offset - batches_per_round, "order of latest rounds")
+            self._rows, self._number = self._generate(number), number
+        use, index = divmod(offset, batches_per_use)
+        rng = named_generator(self.stream.seed, "round order", number, use)
+        order = torch.randperm(len(self._rows), generator=rng)
+        chosen = order[index * self._size : (index + 1) * self._size]
+        return TextBatch([self._rows[int(row)] for row in chosen], "target")
 
-    def _begin(self, number: int, seconds_left: float) -> None:
-        """Generate the round if there is time, or a part of it if no round is kept."""
-        if seconds_left >= 3 * self._clock.seconds:
-            started = time.monotonic()
-            self._latest.append(self._generate(number, self.rounds.rows))
-            self._number = number
-            self._clock.seconds = time.monotonic() - started
-        elif not self._latest:
-            batches = self.rounds.rows // self.stream.batch_size
-            batches = int(batches * seconds_left / (3 * self._clock.seconds))
-            self._latest.append(self._generate(number, max(1, batches) * self.stream.batch_size))
-            self._number = number - 1  # the round is not complete
-
-    def _batch(self, rows: Sequence[TokenRow], index: int, stream_name: str) -> TextBatch:
-        """Batch `index` of repeated passes over these rows, each in a new order."""
-        size = self._size
-        use, index = divmod(index, len(rows) // size)
-        rng = named_generator(self.stream.seed, stream_name, self._number, use)
-        order = torch.randperm(len(rows), generator=rng)
-        chosen = order[index * size : (index + 1) * size]
-        return TextBatch([rows[int(row)] for row in chosen], "target")
-
-    def _generate(self, number: int, count: int) -> list[TokenRow]:
-        """This process's share of the first `count` texts of a round."""
-        prompts = self._prompts_of(number, count)
+    def _generate(self, number: int) -> list[TokenRow]:
+        """This process's share of the texts of a round."""
+        prompts = self._prompts_of(number)
         rng = named_generator(self.stream.seed, "target round", number)
         seeds = self.stream.my_seeds(self.rounds.rows, rng)
         rows: list[TokenRow] = []
@@ -167,15 +125,14 @@ class TargetRounds:
         size = _BATCH_ROWS if self.model.sessions == "batch" else 1
         for start in range(0, len(prompts), size):
             part = slice(start, start + size)
-            rows += self._generate_batch(prompts[part], seeds[part][: len(prompts[part])])
+            rows += self._generate_batch(prompts[part], seeds[part])
             self.progress("generating text", len(rows), len(prompts))
         return rows
 
-    def _prompts_of(self, number: int, count: int) -> list[list[int]]:
-        """This process's share of the first `count` prompts of a round."""
+    def _prompts_of(self, number: int) -> list[list[int]]:
+        """This process's share of the prompts of a round."""
         self._prompts.num_drawn = number * self.rounds.rows
-        count = len(range(count)[self.stream.mine])
-        return [example.prompt for example in self._prompts.take_batch()][:count]
+        return [example.prompt for example in self._prompts.take_batch()]
 
     def _generate_batch(
         self, prompts: Sequence[Sequence[int]], seeds: Sequence[int]
@@ -239,13 +196,13 @@ class ServedRounds(TargetRounds):
         self._tokenize = partial(tokens_of, tokenizer=tokenizer)
         self._servers = TextServers(writer, self._tokenize)
 
-    def _generate(self, number: int, count: int) -> list[TokenRow]:
-        prompts = self._prompts_of(number, count)
+    def _generate(self, number: int) -> list[TokenRow]:
+        prompts = self._prompts_of(number)
         rng = named_generator(self.stream.seed, "served round", number)
         seeds = self.stream.my_seeds(self.rounds.rows, rng)
         requests = [
             Request(prompt, self.max_new_tokens, self.sampling, seed)
-            for prompt, seed in zip(prompts, seeds, strict=False)
+            for prompt, seed in zip(prompts, seeds, strict=True)
         ]
         written: dict[int, Written] = {}
 
@@ -276,5 +233,6 @@ def _with_top(row: TokenRow, answer: Written) -> TokenRow:
     if tokens is None or log_probs is None:
         return row
     # the end-of-text token is left of an empty answer
-    top = TopTokens(tokens or [[]], log_probs or [[]])
-    return dataclasses.replace(row, top=top_scores_of(top, len(row.tokens) - row.trained_from))
+    top = TopScores.of(tokens or [[]], log_probs or [[]])
+    count = len(row.tokens) - row.trained_from
+    return dataclasses.replace(row, top=top.rows(slice(count)))

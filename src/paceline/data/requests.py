@@ -13,11 +13,11 @@ import dataclasses
 import hashlib
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from paceline.config import HomePath, StrictModel
 from paceline.data.prompts import CorpusConfig, Record, read_records
-from paceline.data.tokens import encode_prompt, truncated, warn_of_cut_prompts, warn_of_unused
+from paceline.data.tokens import encode_prompt, truncated, warn_of_cut
 from paceline.engines.texts import EngineWriter, OpenAIWriter
 from paceline.errors import ConfigError, PromptError
 from paceline.models.chat_text import text_of
@@ -93,7 +93,7 @@ class GenerateDataConfig(StrictModel):
     format: Literal["plain", "chat"] = "plain"
     system_prompts: tuple[str, ...] = ()
     num_per_prompt: int = Field(default=1, ge=1)
-    temperatures: tuple[Temperature, ...] = (0.0, 0.3, 0.7, 1.0)
+    temperatures: tuple[Temperature, ...] = Field(default=(0.0, 0.3, 0.7, 1.0), min_length=1)
     top_p: float = Field(default=0.95, gt=0, le=1)
     top_k: int = Field(default=0, ge=0)
     max_prompt_tokens: int = Field(default=512, ge=1)
@@ -105,13 +105,6 @@ class GenerateDataConfig(StrictModel):
     pool: Literal["processes", "ray"] = "processes"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     seed: int = 0
-
-    @field_validator("temperatures")
-    @classmethod
-    def _at_least_one(cls, temperatures: tuple[float, ...]) -> tuple[float, ...]:
-        if not temperatures:
-            raise ValueError("temperatures is empty; give at least one, such as 1.0")
-        return temperatures
 
     @model_validator(mode="after")
     def _servers_have_their_own_draft(self) -> GenerateDataConfig:
@@ -131,8 +124,6 @@ class GenerateDataConfig(StrictModel):
                 checks.engine(choice)
             case _:
                 models = checks.pair(self.target, self.draft)
-                if self.draft is not None:
-                    checks.drafting(self.target, self.draft)
         checks.text("prompts", self.prompts)
         lengths = self.max_prompt_tokens, self.max_new_tokens
         for model in models[:1]:  # the target goes on behind a draft's context
@@ -192,13 +183,12 @@ def plan_requests(
     encoder: bool = False,
 ) -> list[Request]:
     """The requests in the order of the prompts, without duplicates of greedy answers."""
-    asked = [_as_prompt(record, "", config.format)[1] for record in records]
-    if config.system_prompts and all(record.kind != "chat" for record in asked):
+    plain = config.format == "plain" and all(record.kind != "chat" for record in records)
+    if config.system_prompts and plain:
         raise ConfigError(
             f"system_prompts is set, but {config.prompts.path} has no chats; set format to chat, "
             "or unset system_prompts"
         )
-    warn_of_unused(asked, tokenizer)
     requests: list[Request] = []
     limit, lengths = config.max_prompt_tokens, list[int]()
     num_temperatures = len(config.temperatures)
@@ -230,7 +220,8 @@ def plan_requests(
                     seed=_seed(config.seed, f"{name}/{answer}"),
                 )
             )
-    warn_of_cut_prompts(lengths, len(records), limit, encoder=encoder)
+    side = "right" if encoder else "left"
+    warn_of_cut(lengths, f"{len(records)} prompts", limit, side=side)
     return requests
 
 

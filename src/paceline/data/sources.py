@@ -8,23 +8,30 @@ state of a source: restoring it reproduces the remaining batches.
 from __future__ import annotations
 
 import dataclasses
-import math
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 import torch
 
 from paceline.data.collate import TokenRow, collate
+from paceline.data.examples import append_eos
+from paceline.data.prompts import stream_records
+from paceline.data.tokens import last_turn
 from paceline.decode import AutoregressiveDecoder
 from paceline.errors import ConfigError, PromptError
-from paceline.models.contract import decoder_contexts, decoder_prompt_of
+from paceline.models.contract import decoder_contexts
+from paceline.records import append_jsonl, read_jsonl
 from paceline.rng import named_generator
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from transformers import PreTrainedTokenizerBase
 
     from paceline.core.sampling import SamplingParams
-    from paceline.data.examples import Example
+    from paceline.data.prompts import CorpusConfig, Record
     from paceline.models.contract import Model
     from paceline.models.hf.base import HfModel
 
@@ -43,19 +50,9 @@ class TextBatch:
 class BatchSource(Protocol):
     """Interface between the training loop and its source of text."""
 
-    def next_batch(self, seconds_left: float = math.inf) -> TextBatch:
-        """The next step's text; `seconds_left` is the remaining time budget."""
+    def next_batch(self) -> TextBatch:
+        """The next step's text."""
         ...
-
-
-class TextStream(Protocol):
-    """A stream of rows whose only state is one integer.
-
-    Attributes:
-        num_drawn: Rows drawn so far, over all processes; assign it to seek.
-    """
-
-    num_drawn: int
 
 
 class Shard(NamedTuple):
@@ -66,10 +63,15 @@ class Shard(NamedTuple):
 
 
 class ExampleStream:
-    """Batches of examples, reshuffled every epoch; a `TextStream`."""
+    """Batches of examples, reshuffled every epoch; `num_drawn` is all of its state."""
 
     def __init__(
-        self, examples: Sequence[Example], batch_size: int, *, seed: int, shard: Shard | None = None
+        self,
+        examples: Sequence[TokenRow],
+        batch_size: int,
+        *,
+        seed: int,
+        shard: Shard | None = None,
     ) -> None:
         shard = shard or Shard()
         self.examples = examples
@@ -86,7 +88,7 @@ class ExampleStream:
         self.num_drawn += self.batch_size
         return [self._at(position) for position in range(first, self.num_drawn)[self.mine]]
 
-    def take_batch(self) -> list[Example]:
+    def take_batch(self) -> list[TokenRow]:
         return [self.examples[index] for index in self.take_indices()]
 
     def my_seeds(self, num_rows: int, rng: torch.Generator) -> list[int]:
@@ -111,7 +113,7 @@ class FixedText:
     def __init__(self, stream: ExampleStream) -> None:
         self.stream = stream
 
-    def next_batch(self, seconds_left: float = math.inf) -> TextBatch:
+    def next_batch(self) -> TextBatch:
         """Rows of the next examples."""
         return TextBatch([self.row(index) for index in self.stream.take_indices()], "fixed")
 
@@ -121,27 +123,22 @@ class FixedText:
         `recorded`: or if the target's most likely tokens were not recorded with it.
         """
         for index in range(len(self.stream.examples)):
-            if self.row(index).top is None and recorded:
+            example = self.row(index)
+            if example.top is None and recorded:
                 raise PromptError(
-                    f"{self.stream.examples[index].where} has no top_tokens; record them by "
-                    "generate-data with writer.top_logprobs, or choose another objective than "
-                    "top_k_tail"
+                    f"{example.where} has no top_tokens; record them by generate-data with "
+                    "writer.top_logprobs, or choose another objective than top_k_tail"
                 )
 
     def row(self, index: int) -> TokenRow:
-        """The row of one example.
-
-        Raises:
-            PromptError: the example has no completion.
-        """
+        """An example; raises PromptError if it has no completion."""
         example = self.stream.examples[index]
-        if example.trained_from is None:
+        if example.trained_from == len(example.tokens):
             raise PromptError(
                 f"{example.where} has a prompt but no completion, and fixed text needs both; "
                 "add completions, or set fixed_fraction to 0"
             )
-        recorded = {"target_hidden_TD": example.hidden_TD, "top": example.top}
-        return TokenRow(example.tokens, example.trained_from, source=example.source, **recorded)
+        return example
 
 
 class SampledText:
@@ -164,7 +161,7 @@ class SampledText:
         self.max_new_tokens = max_new_tokens
         self.eos_token_ids = eos_token_ids
 
-    def next_batch(self, seconds_left: float = math.inf) -> TextBatch:
+    def next_batch(self) -> TextBatch:
         """Rows of the next prompts with sampled completions; the prompt carries no loss."""
         rng = named_generator(self.stream.seed, f"{self.origin} text", self.stream.num_drawn)
         seeds = self.stream.my_seeds(self.stream.batch_size, rng)
@@ -184,7 +181,7 @@ def rows_of(
     model: Model, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]
 ) -> list[TokenRow]:
     """Training texts of generated completions; prompts carry no loss."""
-    encodes = decoder_prompt_of(model) is not None
+    encodes = model.decoder_prompt is not None
     parts = zip(prompts, decoder_contexts(model, prompts), completions, strict=True)
     return [
         TokenRow([*context, *text], len(context), source=prompt if encodes else None)
@@ -234,20 +231,10 @@ class MixedText:
         self.origins = origins
         self.sources: dict[Origin, BatchSource] = {"fixed": fixed, "draft": draft, "target": target}
 
-    def next_batch(self, seconds_left: float = math.inf) -> TextBatch:
+    def next_batch(self) -> TextBatch:
         """The next batch of its source."""
         origin = self.origins.at(self.origins.stream.num_drawn)
-        return self.sources[origin].next_batch(seconds_left)
-
-
-class MovableText(BatchSource, TextStream, Protocol):
-    """A source that can seek to any batch.
-
-    Attributes:
-        batch_size: Rows per step, over all processes.
-    """
-
-    batch_size: int
+        return self.sources[origin].next_batch()
 
 
 class BlendedText:
@@ -256,15 +243,15 @@ class BlendedText:
     Paper: Goel et al. 2024, section 3: distillation and pretraining text 9:1 in each batch.
     """
 
-    def __init__(self, main: BatchSource, stream: ExampleStream, other: MovableText) -> None:
-        """`stream` is the stream of `main`; its position sets the batch of `other` too."""
+    def __init__(self, main: BatchSource, stream: ExampleStream, other: PackedText) -> None:
+        """`stream` is that of `main`; its position sets the batch of `other` too."""
         self.main = main
         self.stream = stream
         self.other = other
 
-    def next_batch(self, seconds_left: float = math.inf) -> TextBatch:
+    def next_batch(self) -> TextBatch:
         number = self.stream.num_drawn // self.stream.batch_size
-        batch = self.main.next_batch(seconds_left)
+        batch = self.main.next_batch()
         self.other.num_drawn = number * self.other.batch_size
         return TextBatch([*batch.rows, *self.other.next_batch().rows], batch.origin)
 
@@ -321,7 +308,7 @@ class ReadText:
                 "them every time"
             )
 
-    def next_batch(self, seconds_left: float = math.inf) -> TextBatch:
+    def next_batch(self) -> TextBatch:
         """Rows of the next examples with their hidden states."""
         chosen = self.text.stream.take_indices()
         for example in chosen:
@@ -340,3 +327,115 @@ class ReadText:
             # A copy, since a view would keep the hidden states of the whole group in memory.
             kept_TD = states_TD.to("cpu", copy=True)
             self._rows[example] = dataclasses.replace(row, target_hidden_TD=kept_TD)
+
+
+_BLOCK = 4096  # documents per shuffling block
+
+
+class _Mark(NamedTuple):
+    """State at the start of a block: number of rows before it, and the leftover tokens."""
+
+    num_rows: int
+    epoch: int
+    block: int
+    waiting: list[int]
+
+
+class PackedText:
+    """Source of rows of packed documents, each document followed by the end-of-text token.
+
+    Answers of chats end with the first of the model's stop tokens, `eos_token_ids`, instead.
+
+    Documents are shuffled within blocks, anew every epoch. The file `marks` records the start of
+    each block, so that a resumed run skips earlier blocks; the rows do not depend on it.
+
+    Raises:
+        PromptError: the corpus is missing or empty, or a chat ends without an answer.
+    """
+
+    def __init__(
+        self,
+        corpus: CorpusConfig,
+        tokenizer: PreTrainedTokenizerBase,
+        row_length: int,
+        batch_size: int,
+        *,
+        eos_token_ids: Sequence[int] = (),
+        seed: int,
+        shard: Shard | None = None,
+        marks: Path | None = None,
+        block_size: int = _BLOCK,
+    ) -> None:
+        self.corpus = corpus
+        self.tokenizer = tokenizer
+        self.row_length = row_length
+        self.batch_size = batch_size
+        self.eos_token_ids = eos_token_ids
+        self.seed = seed
+        self.shard = shard or Shard()
+        self.marks = marks
+        self.block_size = block_size
+        self.num_drawn = 0
+        next(stream_records(corpus))  # raises here rather than at the first step
+        self._known = [_Mark(0, 0, 0, [])]
+        self._rows: Iterator[list[int]] = iter(())
+        self._next = -1  # index of the next row of `_rows`
+
+    def next_batch(self) -> TextBatch:
+        """This process's share of the next rows."""
+        if self._next != self.num_drawn:
+            self._rows = self._rows_from(self.num_drawn)
+        rows = list(itertools.islice(self._rows, self.batch_size))
+        self.num_drawn += self.batch_size
+        self._next = self.num_drawn
+        mine = rows[self.shard.rank :: self.shard.world_size]
+        return TextBatch([TokenRow(tokens, 1) for tokens in mine], "fixed")
+
+    def _rows_from(self, first: int) -> Iterator[list[int]]:
+        if self.marks is not None and len(self._known) == 1:
+            self._known += [_Mark(**row) for row in read_jsonl(self.marks)]
+        start = max((mark for mark in self._known if mark.num_rows <= first), key=_position)
+        return itertools.islice(self._pack(start), first - start.num_rows, None)
+
+    def _pack(self, start: _Mark) -> Iterator[list[int]]:
+        num_rows, waiting = start.num_rows, list(start.waiting)
+        for epoch in itertools.count(start.epoch):
+            skipped = start.block if epoch == start.epoch else 0
+            for block, records in enumerate(self._blocks(skipped), start=skipped):
+                self._remember(_Mark(num_rows, epoch, block, list(waiting)))
+                for record in self._shuffled(records, epoch, block):
+                    waiting += self._tokens(record)
+                    whole = len(waiting) // self.row_length * self.row_length
+                    for begin in range(0, whole, self.row_length):
+                        yield waiting[begin : begin + self.row_length]
+                    num_rows += whole // self.row_length
+                    del waiting[:whole]
+
+    def _blocks(self, skipped: int) -> Iterator[Sequence[Record]]:
+        records = itertools.islice(stream_records(self.corpus), skipped * self.block_size, None)
+        while block := list(itertools.islice(records, self.block_size)):
+            yield block
+
+    def _shuffled(self, records: Sequence[Record], epoch: int, block: int) -> Iterator[Record]:
+        rng = named_generator(self.seed, "packing", epoch, block)
+        return (records[index] for index in torch.randperm(len(records), generator=rng).tolist())
+
+    def _tokens(self, record: Record) -> list[int]:
+        turn = last_turn(record, self.tokenizer, eos_token_ids=self.eos_token_ids)
+        if turn.completion is None and record.kind == "chat":  # it ends with an open answer
+            raise PromptError(
+                f"{record.where} is a chat without a last answer; add it, or leave the line out"
+            )
+        text = turn.prompt + (turn.completion or [])
+        ended = record.open_ended or turn.ended
+        return text if ended else append_eos(text, self.tokenizer)
+
+    def _remember(self, mark: _Mark) -> None:
+        if _position(mark) > _position(self._known[-1]):
+            self._known.append(mark)
+            if self.marks is not None and self.shard.rank == 0:
+                append_jsonl(self.marks, mark._asdict())
+
+
+def _position(mark: _Mark) -> tuple[int, int]:
+    return mark.epoch, mark.block

@@ -5,29 +5,19 @@ The answers of chats are taken as the tokenizer's template renders them behind t
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import re
 import warnings
-from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from transformers.utils.chat_template_utils import render_jinja_template
-
 from paceline.data.prompts import read_records
-from paceline.data.thoughts import ANSWER, OPENING, probed_chat
 from paceline.errors import PromptError
 from paceline.models.answer_text import behind
-from paceline.models.chat_text import (
-    REASONING,
-    ChatRendering,
-    chat_prompt,
-    reads,
-    steady,
-    text_of,
-)
+from paceline.models.chat_text import REASONING, ChatRendering, Messages, chat_prompt, text_of
 from paceline.models.compatibility import written_vocabulary
-from paceline.models.prompt_text import check_length, prompt_tokens, tokens_of
+from paceline.models.prompt_text import prompt_tokens, tokens_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -36,13 +26,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from paceline.data.prompts import CorpusConfig, Record, Text
-    from paceline.models.chat_text import Message
 
 
-_CONTEXT = 8  # tokens in front of a text that is decoded, which decide about its first space
-_BEFORE = ("\n", "a", ".", " ", "字")  # texts that a piece of a word can follow
-_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
-_TAG = re.compile(r"[<\[◁][^<>\[\]◁▷]+[>\]▷]")
+# a tag at the end of a prompt, which opens thoughts
+_OPENING = re.compile(r"([<\[(◁])([^\s<>\[\]()◁▷/|\uff5c]+)([>\])▷])\s*$")
+_THOUGHT, _ANSWER = "A thought.", "An answer."  # of a chat that tells what a template renders
 
 
 def read_prompts(
@@ -77,8 +65,6 @@ def encode_prompts(
 
     `setting`: the configuration key of `max_tokens`, for the warning.
     """
-    records = list(records)
-    warn_of_unused(records, tokenizer)
     prompts: list[list[int]] = []
     cut: list[int] = []
     for record in records:
@@ -88,7 +74,8 @@ def encode_prompts(
                 cut.append(len(tokens))
             tokens = truncated(tokens, max_tokens, record, tokenizer, encoder=encoder)
         prompts.append(tokens)
-    warn_of_cut_prompts(cut, len(prompts), max_tokens, encoder=encoder, setting=setting)
+    side = "right" if encoder else "left"
+    warn_of_cut(cut, f"{len(prompts)} prompts", max_tokens, setting, side)
     return prompts
 
 
@@ -147,29 +134,20 @@ def read_texts(
         yield tokens + (completion or [])
 
 
-def warn_of_cut_prompts(
+def warn_of_cut(
     lengths: Sequence[int],
-    num_prompts: int,
-    max_tokens: int | None,
-    *,
-    encoder: bool = False,
+    counted: str,
+    limit: int | None,
     setting: str = "max_prompt_tokens",
+    side: str = "left",
 ) -> None:
-    """Warn once if prompts were truncated; `lengths`: those of the truncated prompts."""
+    """Warn once if texts were truncated; `lengths`: theirs, `counted`: such as `8 prompts`."""
     if lengths:
-        side = "right" if encoder else "left"
-        counts = f"{len(lengths)} of {num_prompts} prompts"
-        warnings.warn(cut_text(counts, lengths, max_tokens, side, setting), stacklevel=3)
-
-
-def cut_text(
-    counts: str, lengths: Sequence[int], limit: int | None, side: str, setting: str
-) -> str:
-    """What a warning says about truncated texts."""
-    return (
-        f"{counts} are longer than {limit} tokens and are truncated on the {side}; raise "
-        f"{setting} to keep them whole (the longest has {max(lengths)})"
-    )
+        warnings.warn(
+            f"{len(lengths)} of {counted} are longer than {limit} tokens and are truncated on the "
+            f"{side}; raise {setting} to keep them whole (the longest has {max(lengths)})",
+            stacklevel=3,
+        )
 
 
 class Turn(NamedTuple):
@@ -178,13 +156,11 @@ class Turn(NamedTuple):
     Attributes:
         prompt: Tokens that a decoder gets.
         completion: Tokens behind them; None if there are none.
-        given: Number of tokens of the completion that are not trained.
         ended: True if nothing may follow the completion.
     """
 
     prompt: list[int]
     completion: list[int] | None = None
-    given: int = 0
     ended: bool = False
 
 
@@ -272,12 +248,10 @@ class _Encoding:
         """The answer in message `index`, behind its prompt."""
         text = chat_prompt(self.record, self.tokenizer, index)
         prompt = self.prompt(text)
-        answer = chat_answer(self.record, self.tokenizer, index, text, self.eos_token_ids)
+        answer, ended = chat_answer(self.record, self.tokenizer, index, text, self.eos_token_ids)
         if self.encoder:
-            return Turn(prompt, self._target(answer.text), ended=answer.ended)
-        given = self._following(text, prompt, answer.given)
-        completion = self._following(text + answer.given, [*prompt, *given], answer.text)
-        return Turn(prompt, [*given, *completion], len(given), answer.ended)
+            return Turn(prompt, self._target(answer), ended)
+        return Turn(prompt, self._following(text, prompt, answer), ended)
 
     def text_turn(self) -> Turn:
         """The completion of a prompt, or a document."""
@@ -297,7 +271,7 @@ class _Encoding:
             elif isinstance(text, str):
                 tokens = self._following(text, tokens_of(text, self.tokenizer), completion)
             else:
-                tokens = inner_tokens(text, completion, self.tokenizer)
+                tokens = self._following(cast("str", self.tokenizer.decode(text)), text, completion)
             tokens = _ended(tokens, ends, self.tokenizer)
         # a normalizer may leave nothing of a completion
         return Turn(prompt, tokens, ended=bool(tokens) and tokens[-1] in ends)
@@ -310,15 +284,10 @@ class _Encoding:
         return self._checked(text)
 
     def _following(self, prompt: str, prompt_tokens: list[int], text: str) -> list[int]:
-        check_length(text, self.record.where)
-        try:
-            return following_tokens(prompt, prompt_tokens, text, self.tokenizer)
-        except PromptError as error:
-            raise PromptError(f"{self.record.where}: {error}") from None
+        return following_tokens(prompt, prompt_tokens, text, self.tokenizer)
 
     def _target(self, text: str) -> list[int]:
         """Tokens of a decoder of its own; some translation models tokenise it differently."""
-        check_length(text, self.record.where)
         tokenize = cast("Any", self.tokenizer)
         return tokenize(text_target=text, add_special_tokens=False, verbose=False)["input_ids"]
 
@@ -358,54 +327,11 @@ def following_tokens(
 
     They are the tokens of prompt and text together behind the prompt's own tokens. A text on its
     own can begin with other tokens: SentencePiece puts a space in front of it. Where a token of the
-    whole crosses the border, such as ` cats` of `4 c` and `ats`, they are those of `inner_tokens`.
-
-    Raises:
-        PromptError: as `inner_tokens`.
+    whole crosses the border, such as ` cats` of `4 c` and `ats`, they are those of the text alone.
     """
     own = list(prompt_tokens)
     whole = tokens_of(prompt + text, tokenizer)
-    return whole[len(own) :] if whole[: len(own)] == own else inner_tokens(own, text, tokenizer)
-
-
-def inner_tokens(before: Sequence[int], text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Tokens of a text that goes on directly behind the tokens `before`.
-
-    Raises:
-        PromptError: the tokenizer has none, such as one that lacks the middle of a word.
-    """
-    if not text:
-        return []
-    context = list(before[-_CONTEXT:])
-    wanted = _decode(context, tokenizer) + text
-    for start in _BEFORE:
-        head, whole = (tokens_of(part, tokenizer) for part in (start, start + text))
-        found = whole[len(head) :]
-        if whole[: len(head)] == head and _decode(context + found, tokenizer) == wanted:
-            return found
-    raise PromptError(
-        f"the tokenizer cannot go on with {text[:20]!r} behind {wanted[: -len(text)][-20:]!r}; end "
-        "the prompt where a word ends"
-    )
-
-
-def _decode(tokens: list[int], tokenizer: PreTrainedTokenizerBase) -> str:
-    found = tokenizer.decode(tokens, clean_up_tokenization_spaces=False)
-    return cast("str", found)
-
-
-class Answer(NamedTuple):
-    """What an assistant wrote for a prompt, as its template renders it.
-
-    Attributes:
-        text: The answer and the end of the turn, as far as the target writes it.
-        given: Text in front of it that the template leaves out of its `{% generation %}`.
-        ended: False if the template does not end the turn.
-    """
-
-    text: str
-    given: str
-    ended: bool
+    return whole[len(own) :] if whole[: len(own)] == own else tokens_of(text, tokenizer)
 
 
 def chat_answer(
@@ -414,14 +340,17 @@ def chat_answer(
     index: int,
     prompt: str,
     eos_token_ids: Sequence[int],
-) -> Answer:
+) -> tuple[str, bool]:
     """The answer in message `index` behind its `prompt`: what the target would write.
 
     It is what the template renders behind the prompt, up to the first of `eos_token_ids` behind the
-    message, else to the first special token there. With `{% generation %}` in the template, it is
-    what that encloses. Where the template leaves thoughts out of the message, or renders something
-    else than the prompt in front of it, the answer is the message itself, behind what of its
-    thoughts the prompt opens.
+    message, else to the first special token there. Where the template leaves thoughts out of the
+    message, or renders something else than the prompt in front of it, the answer is the message
+    itself, behind what of its thoughts the prompt opens.
+
+    Returns:
+        The answer with the end of its turn, as far as the target writes it, and whether the
+        template ends the turn.
 
     Raises:
         PromptError: the answer cannot follow its own prompt.
@@ -444,26 +373,11 @@ class AnswerEnd:
 def _end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:
     """The first special token that the template puts behind an answer."""
     try:
-        _, text = probed_chat(tokenizer)
+        _, text = _probed_chat(tokenizer)
     except PromptError:  # there is no template, or it is for other chats
         return None
-    _, end = _divided(text, ANSWER, _ends_of(tokenizer, (), len(tokenizer)))
+    _, end = _divided(text, _ANSWER, _ends_of(tokenizer, (), len(tokenizer)))
     return None if end is None else tokens_of(end, tokenizer)[-1]
-
-
-def warn_of_unused(records: Iterable[Record], tokenizer: PreTrainedTokenizerBase) -> None:
-    """Warn once of what chats give to the template that it does not read."""
-    counts: Counter[str] = Counter()
-    for record in (each for each in records if each.kind == "chat"):
-        thoughts = {"reasoning_content" for m in record.messages if m.keys() & REASONING}
-        counts.update([*record.template_kwargs, *thoughts, *(["tools"] if record.tools else [])])
-    own = ("chat_template", "documents")
-    unused = [name for name in counts if name not in own and not reads(tokenizer, name)]
-    if unused:
-        texts = ", ".join(f"{name} ({counts[name]} chats)" for name in unused)
-        warnings.warn(
-            f"the chat template does not read {texts}; prompts are the same without", stacklevel=3
-        )
 
 
 class _Rendering(ChatRendering):
@@ -471,56 +385,29 @@ class _Rendering(ChatRendering):
 
     record: Record
 
-    def closed(self, messages: Sequence[Message]) -> tuple[str, list[tuple[int, int]]]:
-        """The text of whole turns, and the places in it that `{% generation %}` encloses."""
-        with self._misfits():
-            arguments = dict(self.record.template_kwargs)
-            template = self.tokenizer.get_chat_template(
-                arguments.pop("chat_template", None), self.tools
-            )
-        if not _GENERATION.search(template):
-            return self.text(messages, open_turn=False), []
-        readable: Any = self._readable(messages)
-        with self._misfits(), steady(arguments, is_prompt=False):
-            rendered: Any = render_jinja_template(
-                [readable],
-                tools=self.tools,
-                chat_template=template,
-                return_assistant_tokens_mask=True,
-                **{**self.tokenizer.special_tokens_map, **arguments},
-            )
-        texts, spans = rendered
-        return texts[0], spans[0]
-
-    def answer(self, index: int, prompt: str, eos_token_ids: tuple[int, ...]) -> Answer:
+    def answer(self, index: int, prompt: str, eos_token_ids: tuple[int, ...]) -> tuple[str, bool]:
         messages = self.record.messages[: index + 1]
-        whole, spans = self.closed(messages)
+        whole = self.text(messages, open_turn=False)
         follows = whole.startswith(prompt)
-        start = next((begin for begin, end in spans if end > len(prompt)), 0) if follows else 0
-        if spans and not follows:
-            follows, rendered, given = True, whole[spans[-1][0] :], ""
-        else:
-            start = max(start, len(prompt))
-            rendered = whole[start:] if follows else behind(prompt, whole)
-            given = whole[len(prompt) : start] if follows else ""
+        rendered = whole[len(prompt) :] if follows else behind(prompt, whole)
         content = text_of(messages[-1]["content"]).strip()
         ends = _ends_of(self.tokenizer, eos_token_ids, len(self.tokenizer))
         body, end = _divided(rendered, content, ends)
-        if "tool_calls" in messages[-1] and (not follows or _lacks(body, content)):
+        if "tool_calls" in messages[-1] and not follows:
             raise PromptError(
                 f"{self.record.where} has an answer with tool_calls whose thoughts the chat "
                 "template does not render behind its prompt; leave the answer out, with weight 0"
             )
         found = body.strip()
         if not follows or (found != content and content.endswith(found)):
-            body, given = self._going_on(prompt, content), ""
+            body = self._going_on(prompt, content)
         if self.record.open_ended and messages == self.record.messages:
-            return Answer(body, given, ended=True)  # it was truncated
-        return Answer(body + (end or ""), given, end is not None)
+            return body, True  # it was truncated
+        return body + (end or ""), end is not None
 
     def _going_on(self, prompt: str, content: str) -> str:
         """The content behind the thoughts that the prompt opens, if it does."""
-        tag = OPENING.search(prompt)
+        tag = _OPENING.search(prompt)
         if tag is None:
             return content
         opened = tag[0].rstrip()
@@ -535,31 +422,27 @@ class _Rendering(ChatRendering):
         )
 
 
-class _Ends(NamedTuple):
-    """Texts of the tokens at which the target stops, and of all special tokens."""
-
-    stops: tuple[str, ...]
-    special: tuple[str, ...]
-
-
 @functools.lru_cache(maxsize=4)
 def _ends_of(
     tokenizer: PreTrainedTokenizerBase, eos_token_ids: tuple[int, ...], _size: int
-) -> _Ends:
-    """`_size`: number of the tokenizer's tokens, which a user may add to."""
+) -> tuple[tuple[str, ...], ...]:
+    """Texts of the tokens at which the target stops, and of all special tokens.
+
+    `_size`: number of the tokenizer's tokens, which a user may add to.
+    """
     stops = [str(tokenizer.decode([token])) for token in eos_token_ids if token < len(tokenizer)]
     added = tokenizer.added_tokens_decoder.values()
     special = {*tokenizer.all_special_tokens, *(str(token) for token in added if token.special)}
-    return _Ends(tuple(filter(str.strip, stops)), tuple(filter(str.strip, special)))
+    return tuple(filter(str.strip, stops)), tuple(filter(str.strip, special))
 
 
-def _divided(text: str, content: str, ends: _Ends) -> tuple[str, str | None]:
+def _divided(text: str, content: str, ends: tuple[tuple[str, ...], ...]) -> tuple[str, str | None]:
     """An answer and the end of its turn; None: the template does not end it.
 
     Special tokens that the content spells do not end it.
     """
     at = text.find(content) + len(content) if content in text else 0
-    for texts in (ends.stops, ends.special):
+    for texts in ends:
         found = [(text.find(s, at), s) for s in texts if s in text[at:]]
         if found:
             place, stop = min(found)
@@ -567,6 +450,35 @@ def _divided(text: str, content: str, ends: _Ends) -> tuple[str, str | None]:
     return text.rstrip(), None
 
 
-def _lacks(body: str, content: str) -> bool:
-    """Whether a text between the tags of the content is not in the body."""
-    return any(text.strip() not in body for text in _TAG.split(content))
+def thoughts_end(answer: str, prompt: str, tokenizer: PreTrainedTokenizerBase) -> int:
+    """Length of the thoughts in front of an answer; both texts have their special tokens.
+
+    The last mark counts. Thoughts that a prompt opens may not end.
+    """
+    opened, closed = _thought_marks(tokenizer, str(tokenizer.chat_template))
+    if closed in answer:
+        return answer.rindex(closed) + len(closed)
+    goes_on = prompt.rstrip().endswith(opened) or answer.lstrip().startswith(opened)
+    return len(answer) if goes_on else 0
+
+
+@functools.lru_cache(maxsize=4)
+def _thought_marks(tokenizer: PreTrainedTokenizerBase, _template: str) -> tuple[str, str]:
+    """What the template puts around thoughts or opens them with, and else <think> and </think>."""
+    with contextlib.suppress(PromptError):
+        prompt, whole = _probed_chat(tokenizer)
+        before, _, after = whole.partition(_THOUGHT)
+        if closed := after.partition(_ANSWER)[0].strip():
+            return behind(prompt, before).strip() or before.split()[-1], closed
+        tag = _OPENING.search(behind(before, prompt))
+        if tag and tag[0] not in whole:
+            return tag[0].strip(), f"{tag[1]}/{tag[2]}{tag[3]}"
+    return "<think>", "</think>"
+
+
+def _probed_chat(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
+    """The prompt of a question, and the chat with its thoughts and answer; raises PromptError."""
+    asked = {"role": "user", "content": "A question?"}
+    told = {"role": "assistant", "content": _ANSWER, **dict.fromkeys(REASONING, _THOUGHT)}
+    chat = ChatRendering(Messages("a chat", (asked, told)), tokenizer)
+    return chat.text((asked,), open_turn=True), chat.text((asked, told), open_turn=False)

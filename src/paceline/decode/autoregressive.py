@@ -14,16 +14,11 @@ from paceline.decode.decoder import BatchSlots, Decoder
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from paceline.core.sampling import SamplingParams
     from paceline.decode.text import Block, Text
-    from paceline.models.contract import Model
 
 
 class AutoregressiveDecoder(Decoder):
     """Samples each token from the target."""
-
-    def __init__(self, target: Model, sampling: SamplingParams | None = None) -> None:
-        super().__init__(target, sampling)
 
     @torch.inference_mode()
     def blocks(

@@ -16,7 +16,7 @@ from paceline.core.block import (
     Drafted,
     DrawPlan,
     DrawRequest,
-    VerifiedRows,
+    Verified,
     draw_ahead,
     verify_block,
 )
@@ -48,7 +48,7 @@ def draw(session: ModelSession, request: DrawRequest) -> Drafted:
 
 def verify(
     session: ModelSession, request: VerifyRequest, again: Sequence[Sequence[int]] = ()
-) -> VerifiedRows:
+) -> Verified:
     """Process newest and drafted tokens in one pass and verify; raises as `ModelSession.extend`.
 
     `again`: last tokens that each row has processed, to process again in place of what would lie
@@ -75,10 +75,10 @@ def verify(
         torch.tensor(request.num_drafted),
         request.rule,
         request.sampling,
-        None if request.uniforms is None else request.uniforms.tensors(),
+        request.uniforms,
         request.seen_BV,
     )
-    return VerifiedRows(as_list(blocks.num_accepted_B), as_list(blocks.next_tokens_B))
+    return Verified(*map(as_list, blocks))
 
 
 def draft_while_confident(

@@ -13,6 +13,7 @@ import math
 from typing import TYPE_CHECKING
 
 import torch
+from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
@@ -26,7 +27,6 @@ from paceline.core.sampling import (
     seen_tokens,
     to_probs,
 )
-from paceline.decode.arguments import check_models, real
 from paceline.decode.autoregressive import AutoregressiveDecoder
 from paceline.decode.decoder import Decoder, fits_draft
 from paceline.decode.draft_policies import Confident
@@ -66,7 +66,7 @@ class BiLDRollback(_CascadeRule):
     Paper: Kim et al. 2023, the rollback policy of BiLD, as in Narasimhan et al. 2024, section E.5.
     """
 
-    threshold: float
+    threshold: float = Field(ge=0, allow_inf_nan=False)
     uses_confidence = True
 
     def accept_at(self, at: Position) -> Tensor:
@@ -123,7 +123,7 @@ class TokenCascade(_ConfidentDraft):
         sampling: SamplingParams | None = None,
         most_drafted: int = MOST_DRAFTED,
     ) -> None:
-        real("alpha", alpha, 0, 1)
+        _check_share("alpha", alpha)
         super().__init__(
             target, draft, _KeepAll(), most_drafted, sampling, policy=Confident(1 - alpha)
         )
@@ -148,8 +148,7 @@ class BigLittleDecoder(_ConfidentDraft):
         sampling: SamplingParams | None = None,
         most_drafted: int = MOST_DRAFTED,
     ) -> None:
-        real("fallback", fallback, 0, 1)
-        real("rollback", rollback, 0)
+        _check_share("fallback", fallback)
         rule = BiLDRollback(rollback)
         super().__init__(target, draft, rule, most_drafted, sampling, policy=Confident(fallback))
 
@@ -224,8 +223,7 @@ class SequenceCascade(Decoder):
         *,
         normalise: bool = False,
     ) -> None:
-        real("alpha", alpha, 0, 1)
-        check_models(target=target, draft=draft)
+        _check_share("alpha", alpha)
         shared_vocab_size = check_same_vocabulary(target, draft)
         super().__init__(target, sampling)
         self.vocab_size = shared_vocab_size
@@ -300,3 +298,8 @@ class _Response:
         score = self.log_prob / len(self.tokens) if normalise else self.log_prob
         # compare logarithms, because the probability of a long text underflows
         return score >= (math.log1p(-alpha) if alpha < 1 else -math.inf)
+
+
+def _check_share(name: str, value: float) -> None:
+    if not 0 <= value <= 1:
+        raise UsageError(f"{name} must be in [0, 1], got {value}")

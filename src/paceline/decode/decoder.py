@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, overload
 
 import torch
@@ -17,22 +18,16 @@ from paceline.core.sampling import (
     seen_tokens,
     to_probs,
 )
-from paceline.decode.arguments import check_models, listed, whole
-from paceline.decode.text import Limits, start_texts
+from paceline.decode.text import Text, at_least_one
 from paceline.decode.text_prompts import as_tokens, is_text, pieces_of, with_text
-from paceline.errors import ModelLoadError, UsageError
+from paceline.errors import ContextLengthError, PromptError, UsageError
 from paceline.models.admission.trial import check_finite
-from paceline.models.contract import (
-    decoder_prompt_of,
-    forced_eos_of,
-    max_source_length_of,
-    source_vocab_size_of,
-)
+from paceline.models.contract import decoder_contexts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from paceline.decode.text import Block, Generation, Text
+    from paceline.decode.text import Block, Generation
     from paceline.decode.text_prompts import Chat, Piece, TextGeneration
     from paceline.models.contract import Model, ModelSession
 
@@ -50,40 +45,24 @@ class Decoder(ABC):
     verifies_first = False
     forces_eos = True
 
-    def __init__(self, target: Model, sampling: SamplingParams | None) -> None:
-        check_models(target=target)
+    def __init__(self, target: Model, sampling: SamplingParams | None = None) -> None:
         self.target = target
         self.sampling = sampling or SamplingParams()
         self.vocab_size = target.vocab_size
 
     @overload
     def generate(  # pyright: ignore[reportOverlappingOverload] - a text is a sequence of texts
-        self,
-        prompts: str | Chat,
-        max_new_tokens: int = 128,
-        seed: int | Sequence[int] = 0,
-        eos_token_ids: Sequence[int] | None = None,
-        batch_size: int | None = None,
+        self, prompts: str | Chat, *options: Any, **named: Any
     ) -> TextGeneration: ...
 
     @overload
     def generate(
-        self,
-        prompts: Sequence[str] | Sequence[Chat],
-        max_new_tokens: int = 128,
-        seed: int | Sequence[int] = 0,
-        eos_token_ids: Sequence[int] | None = None,
-        batch_size: int | None = None,
+        self, prompts: Sequence[str] | Sequence[Chat], *options: Any, **named: Any
     ) -> list[TextGeneration]: ...
 
     @overload
     def generate(
-        self,
-        prompts: Sequence[Sequence[int]],
-        max_new_tokens: int = 128,
-        seed: int | Sequence[int] = 0,
-        eos_token_ids: Sequence[int] | None = None,
-        batch_size: int | None = None,
+        self, prompts: Sequence[Sequence[int]], *options: Any, **named: Any
     ) -> list[Generation]: ...
 
     def generate(
@@ -111,11 +90,16 @@ class Decoder(ABC):
                 or a chat for a target without a tokenizer, or a chat that its template refuses.
         """
         if batch_size is not None:
-            batch_size = whole("batch_size", batch_size)
+            at_least_one("batch_size", batch_size)
+        if isinstance(prompts, Mapping):
+            raise PromptError(
+                "prompts must be a list of texts, chats or lists of token ids; put a message into "
+                "a list, or pass input_ids of a tokenizer's result"
+            )
         single = is_text(prompts)
-        given = [prompts] if single else listed(prompts)
+        given: list[Any] = [prompts] if single else list(prompts)
         texts = self._start(given, max_new_tokens, seed, eos_token_ids)
-        for _ in self._finite_blocks(texts, batch_size):
+        for _ in self.blocks(texts, batch_size):
             pass
         found = [self._finished(*each) for each in zip(given, texts, strict=True)]
         return found[0] if single else found
@@ -127,22 +111,10 @@ class Decoder(ABC):
         return with_text(text, tokenizer)
 
     @overload
-    def stream(
-        self,
-        prompt: str | Chat,
-        max_new_tokens: int = 128,
-        seed: int = 0,
-        eos_token_ids: Sequence[int] | None = None,
-    ) -> Iterator[Piece]: ...
+    def stream(self, prompt: str | Chat, *options: Any, **named: Any) -> Iterator[Piece]: ...
 
     @overload
-    def stream(
-        self,
-        prompt: Sequence[int],
-        max_new_tokens: int = 128,
-        seed: int = 0,
-        eos_token_ids: Sequence[int] | None = None,
-    ) -> Iterator[Block]: ...
+    def stream(self, prompt: Sequence[int], *options: Any, **named: Any) -> Iterator[Block]: ...
 
     def stream(
         self,
@@ -161,7 +133,7 @@ class Decoder(ABC):
             UsageError: as `generate`, on the call itself, not at the first block.
         """
         texts = self._start([prompt], max_new_tokens, seed, eos_token_ids)
-        blocks = (block for _, block in self._finite_blocks(texts))
+        blocks = (block for _, block in self.blocks(texts))
         tokenizer = self.target.tokenizer
         if tokenizer is None or not is_text(prompt):
             return blocks
@@ -169,7 +141,8 @@ class Decoder(ABC):
 
     def remaining_context(self, prompt: Sequence[int]) -> int | None:
         """New tokens that fit after this prompt; None if the model sets no limit."""
-        return self._limits().remaining_context(prompt)
+        limit = self.target.max_length
+        return None if limit is None else limit - len(decoder_contexts(self.target, [prompt])[0])
 
     def context_in_words(self) -> str:
         """The maximum text length as a phrase for messages."""
@@ -183,32 +156,50 @@ class Decoder(ABC):
         seed: int | Sequence[int],
         eos_token_ids: Sequence[int] | None,
     ) -> list[Text]:
-        names = [f"prompt {row}" for row in range(len(prompts))]
-        if len(prompts) == 1:
-            names = ["the prompt"]
-        prompts = [
-            as_tokens(prompt, self.target, name)
-            for prompt, name in zip(prompts, names, strict=True)
-        ]
+        if not prompts:
+            raise PromptError("got no prompt; give at least one list of token ids")
+        at_least_one("max_new_tokens", max_new_tokens)
+        seeds = range(seed, seed + len(prompts)) if isinstance(seed, int) else list(seed)
+        if len(seeds) != len(prompts):
+            raise UsageError(f"got {len(seeds)} seeds for {len(prompts)} prompts; give one each")
         stops = self.target.eos_token_ids if eos_token_ids is None else eos_token_ids
-        return start_texts(
-            prompts,
-            max_new_tokens=max_new_tokens,
-            seed=seed,
-            stops=frozenset(map(int, stops)),
-            limits=self._limits(),
-        )
+        texts: list[Text] = []
+        for row, (prompt, row_seed) in enumerate(zip(prompts, seeds, strict=True)):
+            name = f"prompt {row}" if len(prompts) > 1 else "the prompt"
+            tokens = as_tokens(prompt, self.target, name)
+            fitting = self._fitting(tokens, name)
+            budget = max_new_tokens if fitting is None else min(max_new_tokens, fitting)
+            texts.append(
+                Text(
+                    *(tokens, budget, frozenset(map(int, stops)), row_seed),
+                    cut=budget < max_new_tokens,
+                    context=decoder_contexts(self.target, [tokens])[0],
+                    forced_eos=self.target.forced_eos if self.forces_eos else None,
+                )
+            )
+        return texts
 
-    def _limits(self) -> Limits:
-        sources = _least(map(source_vocab_size_of, self._models()))
-        return Limits(
-            vocab_size=sources or self.vocab_size,
-            max_length=self.target.max_length,
-            max_source_length=max_source_length_of(self.target),
-            decoder_prompt=decoder_prompt_of(self.target),
-            forced_eos=forced_eos_of(self.target) if self.forces_eos else None,
-            in_words=self.context_in_words(),
-        )
+    def _fitting(self, prompt: Sequence[int], name: str) -> int | None:
+        """New tokens that fit after this prompt; raises if it cannot be used."""
+        if not prompt:
+            raise PromptError(f"{name} is empty; every prompt needs at least one token")
+        vocab_size = _least(model.source_vocab_size for model in self._models()) or self.vocab_size
+        if not 0 <= min(prompt) <= max(prompt) < vocab_size:
+            raise PromptError(
+                f"{name} has token ids from {min(prompt)} to {max(prompt)}, the vocabulary goes "
+                f"from 0 to {vocab_size - 1}; encode it with the target's tokenizer"
+            )
+        advice = "shorten the prompt, or set max_prompt_tokens where there is one"
+        longest = self.target.max_source_length
+        if longest is not None and len(prompt) > longest:
+            raise ContextLengthError(
+                f"{name} has {len(prompt):,} tokens and the encoder holds {longest}; {advice}"
+            )
+        remaining = self.remaining_context(prompt)
+        if remaining is not None and remaining < 1:
+            held = self.context_in_words()
+            raise ContextLengthError(f"{name} has {len(prompt):,} tokens and {held}; {advice}")
+        return remaining
 
     def _models(self) -> tuple[Model, ...]:
         """The models that process prompts."""
@@ -227,27 +218,6 @@ class Decoder(ABC):
         self, texts: Sequence[Text], batch_size: int | None = None
     ) -> Iterator[tuple[Text, Block]]:
         """Generate until all texts have ended; yields each block with its text."""
-
-    def _finite_blocks(
-        self, texts: Sequence[Text], batch_size: int | None = None
-    ) -> Iterator[tuple[Text, Block]]:
-        """`blocks`; raises a ModelLoadError if logits are not finite, as some are in float16."""
-        try:
-            yield from self.blocks(texts, batch_size)
-        except (AssertionError, UsageError) as error:
-            if "sums to 0" not in str(error):
-                raise
-            self._check_finite(texts)
-            said = "the logits of target or draft are NaN or infinite; load both in another dtype"
-            raise error if isinstance(error, UsageError) else ModelLoadError(said) from None
-        # one of these tokens is drawn from logits that are NaN, if that is no error
-        ends = {0, self.vocab_size - 1}
-        if getattr(self.target, "dtype", None) == torch.float16:
-            self._check_finite([text for text in texts if ends & {*text.tokens[-2:]}])
-
-    def _check_finite(self, texts: Sequence[Text], *logits: Tensor) -> None:
-        written = [(text.prompt, text.tokens) for text in texts]
-        check_finite([each for each in self._models() if hasattr(each, "hf")], written, *logits)
 
     def _begin(
         self, slots: BatchSlots, target: ModelSession, *others: ModelSession
@@ -282,7 +252,8 @@ class Decoder(ABC):
         texts: Sequence[Text],
         *sessions: ModelSession,
     ) -> Iterator[tuple[Text, Block]]:
-        self._check_finite(texts, *logits)
+        models = [model for model in self._models() if hasattr(model, "hf")]
+        check_finite(models, [(text.prompt, text.tokens) for text in texts], *logits)
         if self.verifies_first:
             for session in sessions:  # a block processes the last token of the prompt itself
                 session.rollback([int(row in rows) for row in range(len(session.lengths))])
@@ -324,7 +295,7 @@ def shared_context(*models: Model) -> int | None:
 
 def fits_draft(draft: Model, text: Text, count: int) -> bool:
     """Whether a draft can process a text and `count` more tokens."""
-    limit, source_limit = draft.max_length, max_source_length_of(draft)
+    limit, source_limit = draft.max_length, draft.max_source_length
     reads = source_limit is None or len(text.prompt) <= source_limit
     return reads and (limit is None or text.decoded + count <= limit)
 

@@ -16,26 +16,26 @@ token comes from the target's pass over the prompt; else it is the first token o
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from paceline.core.block import Drafted, DrawPlan, DrawRequest, UniformRows, VerifyRequest
+from paceline.core.block import Drafted, DrawPlan, DrawRequest, Uniforms, VerifyRequest
 from paceline.core.rule_base import Bonus, Rule, with_bonus
 from paceline.core.rules import Lossless
 from paceline.core.sampling import SamplingParams, as_list, proposal_params
-from paceline.decode.arguments import check_models, one_of, whole
 from paceline.decode.block import draft_while_confident, draw, verify
 from paceline.decode.decoder import BatchSlots, Decoder, fits_draft, shared_context
 from paceline.decode.draft_policies import DraftPolicy, FixedLength
+from paceline.decode.text import at_least_one
 from paceline.errors import UsageError
 from paceline.models.compatibility import check_block, check_rollback, check_same_vocabulary
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from paceline.core.block import VerifiedRows
+    from paceline.core.block import Verified
     from paceline.decode.text import Block, Text
     from paceline.models.contract import Model, ModelSession
 
@@ -71,8 +71,7 @@ class SpeculativeDecoder(Decoder):
         *,
         bonus: Bonus = "rule",
     ) -> None:
-        gamma = whole("gamma", gamma, advice="; AutoregressiveDecoder drafts nothing")
-        check_models(target=target, draft=draft)
+        at_least_one("gamma", gamma)
         shared_vocab_size = check_same_vocabulary(target, draft)
         check_rollback(target, draft)
         check_block(gamma, shared_context(target, draft))
@@ -80,8 +79,7 @@ class SpeculativeDecoder(Decoder):
         self.vocab_size = shared_vocab_size
         self.draft = draft
         self.rule = rule or Lossless()
-        self.bonus: Bonus = one_of("bonus", bonus, get_args(Bonus))
-        self._applied_rule = with_bonus(self.rule, self.bonus)
+        self._applied_rule = with_bonus(self.rule, bonus)
         self.gamma = gamma
         self.policy = policy or FixedLength()
         self.draft_sampling = proposal_params(self.sampling, draft_sampling)
@@ -181,12 +179,12 @@ class SpeculativeDecoder(Decoder):
         drafted: Drafted,
         num_drafted: Sequence[int],
         seen_BV: Tensor | None,
-    ) -> VerifiedRows:
+    ) -> Verified:
         uniforms = None
         if not self._verifies_argmax:
             gamma = drafted.tokens_BG.shape[1]
             accept = [text.draw_accept(self.gamma)[:gamma] for text in texts]
-            uniforms = UniformRows(accept, [text.draw_choice() for text in texts])
+            uniforms = Uniforms(accept, [text.draw_choice() for text in texts])
         newest = [text.newest(1)[0] for text in texts]
         pairs = zip(texts, num_drafted, strict=True)
         counts = [count if self._drafts(text) else -1 for text, count in pairs]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias, cast
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
@@ -31,16 +31,23 @@ Count = Annotated[int, Field(ge=1)]
 
 
 class Strategy(StrictModel):
-    """Base class of strategies; `definition` is that of `core.rule_base.Rule`."""
+    """Base class of strategies: the options of a decoder."""
 
-    definition: ClassVar[str] = ""
+    decoder: ClassVar[Any]
+
+    def build(self, target: Model, draft: Model, sampling: SamplingParams) -> Decoder:
+        """The decoder; raises UsageError if the models or the rule do not fit it."""
+        options = {name: value for name, value in self if name != "strategy"}
+        return self.decoder(target, draft, sampling=sampling, **options)
 
 
 class Autoregressive(Strategy):
     """The target generates alone."""
 
     strategy: Literal["autoregressive"] = "autoregressive"
-    definition = "the model alone, without a draft."
+
+    def build(self, target: Model, draft: Model, sampling: SamplingParams) -> Decoder:
+        return AutoregressiveDecoder(target, sampling)
 
 
 class Speculative(Strategy):
@@ -67,6 +74,10 @@ class Speculative(Strategy):
         rule = info.data.get("rule")
         return "rule" if isinstance(rule, Rule) and rule.exact else value
 
+    def build(self, target: Model, draft: Model, sampling: SamplingParams) -> Decoder:
+        chosen = self.rule, self.num_speculative_tokens, sampling, self.policy, self.draft_sampling
+        return SpeculativeDecoder(target, draft, *chosen, bonus=self.bonus)
+
 
 class TokenByToken(Strategy):
     """The draft generates while it is confident; else the target generates one token.
@@ -74,11 +85,8 @@ class TokenByToken(Strategy):
     See `TokenCascade`.
     """
 
+    decoder = TokenCascade
     strategy: Literal["token_cascade"] = "token_cascade"
-    definition = (
-        "the draft writes while it is confident; the target writes the next token. Nothing is "
-        "checked."
-    )
     alpha: Share
     most_drafted: Count = MOST_DRAFTED
 
@@ -89,8 +97,8 @@ class ResponseByResponse(Strategy):
     See `SequenceCascade`.
     """
 
+    decoder = SequenceCascade
     strategy: Literal["sequence_cascade"] = "sequence_cascade"
-    definition = "the draft answers whole prompts where it is confident."
     alpha: Share
     normalise: bool = False
 
@@ -101,11 +109,8 @@ class BigLittle(Strategy):
     See `BigLittleDecoder`.
     """
 
+    decoder = BigLittleDecoder
     strategy: Literal["big_little"] = "big_little"
-    definition = (
-        "the draft writes while it is confident; the target checks the text and rolls it back "
-        "where they differ. Kim et al. 2023."
-    )
     fallback: Share
     rollback: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     most_drafted: Count = MOST_DRAFTED
@@ -114,18 +119,14 @@ class BigLittle(Strategy):
 class Oracle(Strategy):
     """Both models process every token, and the rule chooses between them: see `OracleCascade`."""
 
+    decoder = OracleCascade
     strategy: Literal["oracle_cascade"] = "oracle_cascade"
-    definition = "a cascade whose rule sees both models at every token."
     rule: RuleChoice = Diff(0.0)
 
 
 AnyStrategy: TypeAlias = (
     Autoregressive | Speculative | TokenByToken | ResponseByResponse | BigLittle | Oracle
 )
-STRATEGIES: dict[str, type[Strategy]] = {
-    kind.model_fields["strategy"].default: kind for kind in get_args(AnyStrategy)
-}
-"""The strategies by name."""
 
 
 class DecodingConfig(StrictModel):
@@ -149,11 +150,6 @@ class DecodingConfig(StrictModel):
             return {"strategy": "speculative", **cast("dict[str, Any]", value)}
         return cast("Any", value)
 
-    @property
-    def needs_rollback(self) -> bool:
-        """Whether drafted tokens are verified, and rejected ones rolled back."""
-        return not isinstance(self.strategy, Autoregressive | ResponseByResponse)
-
     @model_validator(mode="after")
     def _one_penalty(self) -> DecodingConfig:
         if isinstance(self.strategy, Speculative):
@@ -167,20 +163,4 @@ def build_decoder(config: DecodingConfig, target: Model, draft: Model) -> Decode
     Raises:
         UsageError: the models are not compatible, or the strategy cannot use the rule.
     """
-    sampling = config.sampling
-    match config.strategy:
-        case Autoregressive():
-            return AutoregressiveDecoder(target, sampling)
-        case Speculative(rule=rule, num_speculative_tokens=gamma, policy=policy) as chosen:
-            return SpeculativeDecoder(
-                *(target, draft, rule, gamma, sampling, policy, chosen.draft_sampling),
-                bonus=chosen.bonus,
-            )
-        case TokenByToken(alpha=alpha, most_drafted=most):
-            return TokenCascade(target, draft, alpha, sampling, most)
-        case ResponseByResponse(alpha=alpha, normalise=normalise):
-            return SequenceCascade(target, draft, alpha, sampling, normalise=normalise)
-        case BigLittle(fallback=fallback, rollback=rollback, most_drafted=most):
-            return BigLittleDecoder(target, draft, fallback, rollback, sampling, most)
-        case Oracle(rule=rule):
-            return OracleCascade(target, draft, rule, sampling)
+    return config.strategy.build(target, draft, config.sampling)

@@ -7,14 +7,13 @@ The result depends on the other texts of the batch by rounding only.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
 from paceline.core.sampling import as_list
 from paceline.core.stats import DecodeStats
-from paceline.decode.arguments import seeds_of, token_lists, whole
-from paceline.errors import ContextLengthError, PromptError, shorten
+from paceline.errors import UsageError, shorten
 from paceline.rng import named_generator
 
 if TYPE_CHECKING:
@@ -89,34 +88,6 @@ def count_blocks(blocks: Sequence[Block]) -> DecodeStats:
     )
 
 
-class Limits(NamedTuple):
-    """What the models of a decoder allow.
-
-    Attributes:
-        vocab_size: Valid token ids of prompts are below it.
-        max_length: Maximum number of decoder tokens; None: no limit.
-        max_source_length: Maximum number of encoder tokens; None: no limit, or no encoder.
-        decoder_prompt: See `contract.decoder_prompt_of`; None: decoder-only.
-        forced_eos: See `contract.forced_eos_of`.
-        in_words: `max_length` as a phrase for error messages.
-    """
-
-    vocab_size: int
-    max_length: int | None
-    max_source_length: int | None
-    decoder_prompt: tuple[int, ...] | None
-    forced_eos: int | None
-    in_words: str
-
-    def context(self, prompt: Sequence[int]) -> list[int]:
-        """The decoder's tokens before the first new one."""
-        return list(prompt if self.decoder_prompt is None else self.decoder_prompt)
-
-    def remaining_context(self, prompt: Sequence[int]) -> int | None:
-        """New tokens that fit after this prompt; None: no limit."""
-        return None if self.max_length is None else self.max_length - len(self.context(prompt))
-
-
 class Text:
     """A prompt, and the `tokens` generated so far.
 
@@ -134,11 +105,11 @@ class Text:
         seed: int,
         *,
         cut: bool,
-        context: Sequence[int] | None = None,
+        context: Sequence[int],
         forced_eos: int | None = None,
     ) -> None:
         self.prompt = list(prompt)
-        self.context = self.prompt if context is None else list(context)
+        self.context = list(context)
         self.tokens: list[int] = []
         self.stop_reason: StopReason | None = None
         self._budget = budget
@@ -254,63 +225,7 @@ class _Uniforms:
         return taken
 
 
-def start_texts(
-    prompts: Sequence[Sequence[int]],
-    *,
-    max_new_tokens: int,
-    seed: int | Sequence[int],
-    stops: Collection[int],
-    limits: Limits,
-) -> list[Text]:
-    """Validate a request and create one `Text` per prompt.
-
-    Raises:
-        PromptError: no prompt, or prompts that are not lists of token ids.
-        UsageError: an invalid budget, or seeds that do not match the prompts.
-        ContextLengthError: no new token fits after a prompt, or an encoder input is too long.
-    """
-    prompts = token_lists(prompts)
-    if not prompts:
-        raise PromptError("got no prompt; give at least one list of token ids")
-    max_new_tokens = whole("max_new_tokens", max_new_tokens)
-    seeds = seeds_of(seed, len(prompts))
-    texts: list[Text] = []
-    for row, (prompt, row_seed) in enumerate(zip(prompts, seeds, strict=True)):
-        fitting = _fitting(prompt, limits, row if len(prompts) > 1 else None)
-        budget = max_new_tokens if fitting is None else min(max_new_tokens, fitting)
-        texts.append(
-            Text(
-                prompt,
-                budget,
-                stops,
-                row_seed,
-                cut=budget < max_new_tokens,
-                context=limits.context(prompt),
-                forced_eos=limits.forced_eos,
-            )
-        )
-    return texts
-
-
-def _fitting(prompt: Sequence[int], limits: Limits, row: int | None) -> int | None:
-    """New tokens that fit after this prompt; raises if it cannot be used. `row`: its number."""
-    if not prompt:
-        raise PromptError(f"prompt {row or 0} is empty; every prompt needs at least one token")
-    if not 0 <= min(prompt) <= max(prompt) < limits.vocab_size:
-        raise PromptError(
-            f"prompt {row or 0} has token ids from {min(prompt)} to {max(prompt)}, the vocabulary "
-            f"goes from 0 to {limits.vocab_size - 1}; encode it with the target's tokenizer"
-        )
-    name = "the prompt" if row is None else f"prompt {row}"
-    advice = "shorten the prompt, or set max_prompt_tokens where there is one"
-    longest = limits.max_source_length
-    if longest is not None and len(prompt) > longest:
-        raise ContextLengthError(
-            f"{name} has {len(prompt):,} tokens and the encoder holds {longest}; {advice}"
-        )
-    remaining = limits.remaining_context(prompt)
-    if remaining is not None and remaining < 1:
-        raise ContextLengthError(
-            f"{name} has {len(prompt):,} tokens and {limits.in_words}; {advice}"
-        )
-    return remaining
+def at_least_one(name: str, value: int) -> None:
+    """Raise UsageError if a number is smaller."""
+    if value < 1:
+        raise UsageError(f"{name} must be 1 or more, got {value}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import html
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeGuard, cast
@@ -30,7 +30,7 @@ COLOURS: dict[Source, str | None] = {
     "kept": "cyan",
     "deferred": "magenta",
 }
-"""The colour of a token's text by the source of the token, for terminals and HTML."""
+"""The colour of a token's text by the source of the token, for terminals."""
 
 
 class Piece(NamedTuple):
@@ -64,16 +64,6 @@ class TextGeneration(Generation):
     def __repr__(self) -> str:
         return summary(self, self.text)
 
-    def _repr_html_(self) -> str:
-        """The text, coloured by the source of each token, for notebooks."""
-        spans = (
-            f'<span title="{piece.source}" style="color: {COLOURS[piece.source] or "inherit"}">'
-            f"{html.escape(piece.text)}</span>"
-            for piece in self.pieces
-        )
-        counts = html.escape(summary(self))
-        return f'<div style="white-space: pre-wrap">{"".join(spans)}</div><small>{counts}</small>'
-
 
 def is_text(prompt: Any) -> TypeGuard[str | Chat]:
     """Whether a prompt is one text or one chat, and not a list of token ids or of prompts."""
@@ -83,15 +73,21 @@ def is_text(prompt: Any) -> TypeGuard[str | Chat]:
     return bool(parts) and isinstance(parts[0], Mapping)
 
 
-def as_tokens(prompt: Any, model: Model, where: str) -> Any:
-    """The tokens of a text or a chat as an engine makes them; anything else as it is.
+def as_tokens(prompt: Any, model: Model, where: str) -> list[int]:
+    """The tokens of a text or a chat as an engine makes them, or the token ids that are given.
 
     Raises:
         PromptError: the model has no tokenizer, the prompt cannot be tokenised, or a chat ends
             with the assistant's message.
     """
     if not is_text(prompt):
-        return prompt
+        try:
+            return [operator.index(token) for token in prompt]
+        except TypeError:
+            raise PromptError(
+                f"{where} is {shorten(repr(prompt))}; give a list of texts, chats or lists of "
+                "token ids"
+            ) from None
     tokenizer = model.tokenizer
     if tokenizer is None:
         raise PromptError(

@@ -11,7 +11,6 @@ import torch
 
 from paceline.engines.contract import (
     BlockCounts,
-    Conventions,
     Engine,
     Request,
     Served,
@@ -21,8 +20,6 @@ from paceline.engines.contract import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-    from transformers import GenerationConfig
 
     from paceline.core.sampling import SamplingParams
     from paceline.engines.contract import Drafting, DraftSampling
@@ -47,10 +44,7 @@ class Transformers(Engine):
 
     name = title = "transformers"
     in_process = True
-    conventions = Conventions(drafts_first_token=True)
-    tested, tested_words = ("5.23",), "5.23.0"
-    reasons = "another data type"
-    advice = "use longer prompts or raise max_new_tokens"
+    drafts_first_token = True
 
     def __init__(self, target: HfModel, draft: HfModel | None, gamma: int) -> None:
         import transformers
@@ -61,8 +55,16 @@ class Transformers(Engine):
         self._gamma = gamma
 
     def serve(self, request: Request) -> Served:
+        import transformers
+
         tokens = torch.tensor([list(request.prompt)], device=self._target.device)
-        settings = _settings(request.sampling, request.max_new_tokens)
+        sampling = request.sampling
+        names = () if sampling.greedy else ("temperature", "top_p", "top_k")
+        settings = transformers.GenerationConfig(
+            max_new_tokens=request.max_new_tokens,
+            do_sample=not sampling.greedy,
+            **{name: getattr(sampling, name) for name in names},
+        )
         start = time.perf_counter()
         with (
             _seeded(request.seed),
@@ -114,8 +116,6 @@ class Transformers(Engine):
         """
         from transformers import GenerationConfig
 
-        from paceline.models.silence import quiet
-
         drafting = GenerationConfig(**assisted_settings(self._gamma))
         clean = [(self._target, GenerationConfig())]
         clean += [] if self._draft is None else [(self._draft, drafting)]
@@ -123,29 +123,12 @@ class Transformers(Engine):
         for hf, settings in clean:
             hf.generation_config = settings
         try:
-            with quiet(), warnings.catch_warnings():
+            with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 yield
         finally:
             for (hf, _), settings in zip(clean, before, strict=True):
                 hf.generation_config = settings
-
-
-def _settings(sampling: SamplingParams, max_new_tokens: int) -> GenerationConfig:
-    from transformers import GenerationConfig
-
-    drawn: dict[str, Any] = {}
-    if not sampling.greedy:
-        drawn = {
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k,
-        }
-    return GenerationConfig(
-        max_new_tokens=max_new_tokens,
-        do_sample=not sampling.greedy,
-        **drawn,
-    )
 
 
 @contextmanager

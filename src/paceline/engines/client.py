@@ -27,12 +27,7 @@ CONNECT_SECONDS = 10.0
 """Timeout of a connection; a machine that drops packets would hold it for minutes."""
 _ENDPOINT = re.compile(r"/v1(/(chat/)?completions|/models)?$")  # of a path
 _EVENT = "data: "  # of a stream of server-sent events
-_ADVICE = {
-    401: "the API key is wrong or missing; name its variable with --set {key_setting}=NAME",
-    403: "the API key does not permit this request",
-    404: "the server has no such endpoint or model; check the engine and the model name",
-    429: "the server refuses more requests for now; try again later",
-}
+_FOR_NOW = (408, 409, 425, 429)  # statuses, as are those from 500 on
 
 
 class UnavailableError(EngineError):
@@ -40,7 +35,7 @@ class UnavailableError(EngineError):
 
 
 class StatusError(EngineError):
-    """The server answered with an HTTP status other than 200, given by `status`."""
+    """The server refuses the request, with the HTTP status `status`."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
@@ -100,7 +95,7 @@ class Client:
                     if line.startswith(_EVENT):
                         yield line.removeprefix(_EVENT)
         except httpx2.HTTPError as error:
-            raise UnavailableError(unreachable(where, error, self._seconds)) from error
+            raise self._unreachable(where, error) from error
 
     def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> str:
         """Return the body of the answer to a request, or raise EngineError."""
@@ -110,26 +105,39 @@ class Client:
         try:
             answer = self._http.request(method, path, json=body)
         except httpx2.HTTPError as error:
-            raise UnavailableError(unreachable(where, error, self._seconds)) from error
+            raise self._unreachable(where, error) from error
         if answer.status_code != 200:
             raise self._refusal(where, answer)
         return answer.text
 
-    def _refusal(self, where: str, answer: httpx2.Response) -> StatusError:
-        advice = advice_for(answer.status_code, self._key_setting)
-        return StatusError(refusal(where, answer, advice), answer.status_code)
+    def _unreachable(self, where: str, error: httpx2.HTTPError) -> UnavailableError:
+        import httpx2
+
+        if isinstance(error, httpx2.ReadTimeout):
+            return UnavailableError(f"{where} did not answer in {self._seconds:.0f} s")
+        said = said_by(str(error)) or type(error).__name__
+        return UnavailableError(
+            f"{where} cannot be reached or closed the connection ({said}); check that the server "
+            "runs and that this is its URL"
+        )
+
+    def _refusal(self, where: str, answer: httpx2.Response) -> EngineError:
+        status = answer.status_code
+        message = f"{where} answered {status} ({said_by(answer.text)})"
+        if status in _FOR_NOW or (status >= 500 and status != 501):
+            return UnavailableError(f"{message}; check the server log")
+        if status == 401:
+            message += (
+                "; the API key is wrong or missing; name its variable with "
+                f"--set {self._key_setting}=NAME"
+            )
+        return StatusError(message, status)
 
 
 def connection(url: str, api_key: str | None, seconds: float) -> dict[str, Any]:
-    """Settings of a client of httpx2; no proxy can reach this machine.
-
-    Raises:
-        UsageError: the key would be sent to another machine without encryption.
-    """
+    """Settings of a client of httpx2; no proxy can reach this machine."""
     import httpx2
 
-    if api_key is not None:
-        _refuse_plain_http(url)
     return {
         "base_url": url,
         "headers": {} if api_key is None else {"Authorization": f"Bearer {api_key}"},
@@ -140,11 +148,7 @@ def connection(url: str, api_key: str | None, seconds: float) -> dict[str, Any]:
 
 
 def api_key(variable: str | None, urls: Sequence[str]) -> str | None:
-    """The API key in an environment variable, to send to these servers.
-
-    Raises:
-        UsageError: it is not set, or a server of another machine is asked without encryption.
-    """
+    """The API key in an environment variable, to send to these servers."""
     if variable is None:
         return None
     key = os.environ.get(variable, "").strip()
@@ -152,16 +156,13 @@ def api_key(variable: str | None, urls: Sequence[str]) -> str | None:
         raise UsageError(
             f"the environment variable {variable} is not set; set it to the API key of the server"
         )
-    for url in urls:
-        _refuse_plain_http(root_of(url))
+    for url in map(root_of, urls):
+        if url.startswith("http://") and not is_loopback(url):
+            raise UsageError(
+                f"{url} would get the API key without encryption; use https, or leave api_key_env "
+                "out"
+            )
     return key
-
-
-def _refuse_plain_http(url: str) -> None:
-    if url.startswith("http://") and not is_loopback(url):
-        raise UsageError(
-            f"{url} would get the API key without encryption; use https, or leave api_key_env out"
-        )
 
 
 def check_packages() -> None:
@@ -174,21 +175,17 @@ def check_packages() -> None:
 
 
 def root_of(url: str) -> str:
-    """Return `http://host:port`, without /v1; raises UsageError if invalid or with a password."""
-    wanted = f"{url!r} is not the URL of a server; give a URL such as http://127.0.0.1:8000"
+    """Return `http://host:port`, without /v1; raises UsageError if it is no URL of a server."""
+    no_url = UsageError(
+        f"{url!r} is not the URL of a server; give a URL such as http://127.0.0.1:8000"
+    )
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
-        named = "://" in url or "." in url or "localhost" in url or parts.port is not None
         valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
-        raise UsageError(wanted) from None
-    if not (valid and named):  # a word alone is no URL
-        raise UsageError(wanted)
-    if parts.username is not None:
-        raise UsageError(
-            "the URL holds a user name or a password, which results would record; put the API key "
-            "into an environment variable and name it with --set engine.api_key_env=NAME"
-        )
+        raise no_url from None
+    if not valid:
+        raise no_url
     path = _ENDPOINT.sub("", parts.path.rstrip("/")).rstrip("/")
     return f"{parts.scheme}://{parts.netloc}{path}"
 
@@ -201,32 +198,6 @@ def is_loopback(url: str) -> bool:
     except ValueError:
         return host == "localhost"
     return address.is_loopback or address.is_unspecified
-
-
-def advice_for(status: int, key_setting: str) -> str:
-    """What to do about an HTTP status; empty if there is no advice."""
-    advice = _ADVICE.get(status, "check the server log" if status >= 500 else "")
-    return advice.format(key_setting=key_setting)
-
-
-def unreachable(where: str, error: BaseException, seconds: float, advice: str = "") -> str:
-    """The message for a request without an answer; `advice`: how to avoid a timeout."""
-    import httpx2
-
-    is_connected = not isinstance(error, httpx2.ConnectTimeout)
-    if isinstance(error, httpx2.TimeoutException) and is_connected:
-        return f"{where} did not answer in {seconds:.0f} s; the server may be overloaded{advice}"
-    said = said_by(str(error)) or type(error).__name__
-    return (
-        f"{where} cannot be reached or closed the connection ({said}); check that the server runs "
-        "and that this is its URL"
-    )
-
-
-def refusal(where: str, answer: httpx2.Response, advice: str) -> str:
-    """The message for an answer with another status than 200."""
-    message = f"{where} answered {answer.status_code} ({said_by(answer.text)})"
-    return f"{message}; {advice}" if advice else message
 
 
 def parsed(

@@ -76,11 +76,6 @@ class EngineChoice(StrictModel):
             raise ValueError("url names a running server; leave program and options out")
         if self.kind.in_process and self.url is not None:
             raise ValueError(f"{self.engine} runs in this process and has no url")
-        if any(option.replace("_", "-").startswith("--api-key") for option in self.options):
-            raise ValueError(
-                "engine.options is recorded with the result, so it may not hold an API key; a "
-                "server that Paceline starts needs none"
-            )
         return self
 
     @property

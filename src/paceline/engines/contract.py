@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, TypeAlias
 
 from paceline.config import StrictModel
 from paceline.core.sampling import SamplingParams
@@ -67,22 +67,6 @@ class Served(NamedTuple):
     blocks: BlockCounts | None
 
 
-class Conventions(NamedTuple):
-    """What an engine drafts and counts, where engines differ.
-
-    Attributes:
-        ignores_end: Generation continues after an end-of-text token, up to the full length.
-        drafts_first_token: The first block starts before the target has processed the prompt.
-        counts_behind_end: The last blocks draft beyond the end of the text, and count those tokens.
-        counts_empty_blocks: A last block with no space left for a draft counts as a block.
-    """
-
-    ignores_end: bool = True
-    drafts_first_token: bool = False
-    counts_behind_end: bool = False
-    counts_empty_blocks: bool = True
-
-
 class Drafting(NamedTuple):
     """Drafting configuration of a server."""
 
@@ -92,41 +76,40 @@ class Drafting(NamedTuple):
     rule: str | None = None  # for Paceline's plugin of vLLM, as JSON; None: the server's own
 
 
-class Capacity(NamedTuple):
-    """Capacity of a server: context length in tokens, and concurrent requests."""
-
-    length: int
-    batch_size: int = 1
-
-
 class Setup(NamedTuple):
     """Launch configuration of a server."""
 
     target: str  # path or hub name
     drafting: Drafting | None  # None: no speculative decoding
-    capacity: Capacity
+    length: int  # of the context, in tokens
     dtype: str = "auto"  # auto: the server's default
     gpu: int | None = None  # the only visible GPU that the server uses; None: all
     top_logprobs: int = 0  # the most log probabilities that an answer may have for a token
+    batch_size: int = 1  # concurrent requests
 
 
 class Engine(ABC):
-    """An engine: what Paceline knows of it, and the connection that answers requests."""
+    """An engine: what Paceline knows of it, and the connection that answers requests.
+
+    Attributes:
+        ignores_end: Generation continues after an end-of-text token, up to the full length.
+        drafts_first_token: The first block starts before the target has processed the prompt.
+        counts_behind_end: The last blocks draft beyond the end of the text, and count those tokens.
+        counts_empty_blocks: A last block with no space left for a draft counts as a block.
+    """
 
     name: str  # as in `measure --engine` and `export --to`
     title: ClassVar[str]  # in sentences
     in_process: ClassVar[bool] = False  # it is transformers; the others are servers
-    conventions: Conventions = Conventions()
+    ignores_end: ClassVar[bool] = True
+    drafts_first_token: ClassVar[bool] = False
+    counts_behind_end: ClassVar[bool] = False
+    counts_empty_blocks: ClassVar[bool] = True
     loads_gguf: ClassVar[bool] = False  # and no directories
     samples_drafts: ClassVar[bool] = False  # if asked to, without top-k and top-p
     runs_rules: ClassVar[bool] = False  # which Paceline's plugin sets
     always_ties: ClassVar[tuple[str, ...]] = ()  # model types whose own head it does not read
     other_methods: ClassVar[tuple[str, ...]] = ()  # that it infers from parts of a draft's path
-    tested: ClassVar[tuple[str, ...]] = ()  # beginnings of versions
-    tested_words: ClassVar[str] = "its response format only"
-    reasons: ClassVar[str]  # known ones for counts that differ from the prediction
-    advice: ClassVar[str]  # if it drafts nothing
-    filter_note: ClassVar[str] = ""  # on top-k and top-p together
     version: str = ""  # as it reports
 
     @abstractmethod
@@ -165,6 +148,9 @@ class Engine(ABC):
         return SamplingParams(temperature=sampling.temperature if drawn else 0.0)
 
 
+EngineClass: TypeAlias = Engine | type[Engine]
+
+
 def together(served: Sequence[Served]) -> Served:
     """Combine answers that each have their own block counts, but for those by position."""
     counted = [one.blocks for one in served if one.blocks is not None]
@@ -182,7 +168,7 @@ def checked_tokens(tokens: Sequence[int], request: Request, engine: Engine) -> l
     if any(not 0 <= token < 1 << 31 for token in tokens):
         raise EngineError(f"{engine.name} answered with a token id that no vocabulary has")
     wanted = request.max_new_tokens
-    if len(tokens) == wanted or (0 < len(tokens) < wanted and not engine.conventions.ignores_end):
+    if len(tokens) == wanted or (0 < len(tokens) < wanted and not engine.ignores_end):
         return list(tokens)
     raise EngineError(
         f"{engine.name} generated {len(tokens)} tokens where {wanted} were requested; its context "
@@ -190,18 +176,18 @@ def checked_tokens(tokens: Sequence[int], request: Request, engine: Engine) -> l
     )
 
 
-def check_counts(served: Served, gamma: int, conventions: Conventions) -> None:
+def check_counts(served: Served, gamma: int, engine: EngineClass) -> None:
     """Raise EngineError if the block counts do not match this text.
 
     A block yields its accepted tokens and one more, so blocks + accepted tokens is the length of
-    the text, up to the engine's conventions.
+    the text, up to what the engine counts otherwise.
     """
     blocks = served.blocks
     if blocks is None:
         return
     made, count = blocks.num_blocks + blocks.num_accepted, len(served.tokens)
-    least = count - 1 - (not conventions.counts_empty_blocks) - (not conventions.ignores_end)
-    most = count + (gamma if conventions.counts_behind_end else 0)
+    least = count - 1 - (not engine.counts_empty_blocks) - (not engine.ignores_end)
+    most = count + (gamma if engine.counts_behind_end else 0)
     positions = blocks.accepted_by_position
     more = positions is not None and any(positions[gamma:])
     if blocks.num_blocks < 0 or not least <= made <= most or more:

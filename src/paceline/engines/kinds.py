@@ -37,14 +37,3 @@ def names_of(has: Callable[[type[Engine]], bool]) -> str:
     """The engines for which this is true, such as `vllm, sglang or llamacpp`."""
     *others, last = (kind.name for kind in _KINDS if has(kind))
     return " or ".join([", ".join(others), last] if others else [last])
-
-
-def untested(engine: Engine) -> str | None:
-    """Return a note if Paceline was not tested with the engine's version, else None."""
-    kind, version = KINDS[engine.name], engine.version or "of an unknown version"
-    if engine.version.startswith(kind.tested):
-        return None
-    return (
-        f"{engine.name} {version} was not tested with Paceline (tested: {kind.tested_words}); if "
-        "the results differ, its counters may have another meaning"
-    )

@@ -12,15 +12,14 @@ from pydantic import BaseModel
 
 from paceline.engines.answers import AnswerError, StopReason, Token, Written, most_likely
 from paceline.engines.client import StatusError, parsed
-from paceline.engines.contract import BlockCounts, Conventions
+from paceline.engines.contract import BlockCounts
 from paceline.engines.servers import CountingServer
 from paceline.errors import EngineError
 
 if TYPE_CHECKING:
     from paceline.engines.client import Client
-    from paceline.engines.contract import Capacity, Drafting, Request
+    from paceline.engines.contract import Drafting, Request, Setup
 
-_ROUNDED = 1_000_000  # llama-server rounds counters from here on to six digits
 _CHARACTER = 4  # the most tokens of one character
 
 
@@ -50,21 +49,12 @@ class LlamaServer(CountingServer):
 
     name, title = "llamacpp", "llama.cpp"
     prefix = "llamacpp:"
-    conventions = Conventions(ignores_end=False, counts_empty_blocks=False)
+    ignores_end = False
+    counts_empty_blocks = False
     program, target_flags = ("llama-server",), ("-m",)
     version_path = "/props"
     recorded_as, text_path = "llama.cpp", "/completion"
     loads_gguf = True
-    tested = ("b0-unknown",)  # reported by a build from the sources of llama-cpp-python 0.3.36
-    tested_words = "the one in llama-cpp-python 0.3.36"
-    reasons = (
-        "a quantized target or draft, --spec-draft-p-min above 0, or a running server with "
-        "another --spec-draft-n-max"
-    )
-    advice = (
-        "start llama-server with --spec-type draft-simple, and read its log: it ignores drafts "
-        "whose tokenizer it finds incompatible"
-    )
 
     def __init__(self, client: Client, model: str | None = None) -> None:
         super().__init__(client, model)
@@ -79,7 +69,7 @@ class LlamaServer(CountingServer):
         ]
 
     @classmethod
-    def capacity(cls, wanted: Capacity) -> list[str]:
+    def capacity(cls, wanted: Setup) -> list[str]:
         """Also /metrics; -c is the total over all requests."""
         size = wanted.batch_size
         return ["-c", str(wanted.length * size), "-np", str(size), "--metrics"]
@@ -143,16 +133,10 @@ class LlamaServer(CountingServer):
     def counts(self) -> BlockCounts:
         """Block counts since the server started; 0 if it does not draft."""
         try:
-            counts = super().counts() or BlockCounts()
+            return super().counts() or BlockCounts()
         except StatusError as error:
             if error.status not in (404, 501):
                 raise
             raise EngineError(
                 f"{self.client.url} does not publish counters; start llama-server with --metrics"
             ) from error
-        if counts.num_drafted >= _ROUNDED:
-            raise EngineError(
-                f"{self.client.url} has drafted {counts.num_drafted:,} tokens, and its /metrics "
-                "rounds counters of this size to six digits; restart the server"
-            )
-        return counts

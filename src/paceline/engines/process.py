@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import signal
 import socket
@@ -12,10 +11,10 @@ import tempfile
 import threading
 import time
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from paceline.cache import cache_directory
 from paceline.engines.client import Client, api_key, check_packages
@@ -25,7 +24,7 @@ from paceline.processes import end_with_parent, last_lines, stop_groups
 from paceline.records import storage_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Mapping, Sequence
 
     from paceline.engines.commands import EngineChoice
     from paceline.engines.contract import Setup
@@ -36,8 +35,7 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 _LAST_LINES = 3  # of a log, in an error message
-_LOG_TAIL = 20_000  # bytes at the end of a log that are searched for errors
-_FAULT = re.compile(r"error|abort|exception|refused", re.IGNORECASE)
+_LOG_TAIL = 2_000  # bytes at the end of a log
 # Not passed on, because the server would require an API key.
 _KEYS = ("LLAMA_API_KEY", "VLLM_API_KEY")
 _POLL_S = 0.5
@@ -65,7 +63,6 @@ class ServerProcess:
         self.url = f"http://127.0.0.1:{port}"
         self._log = log
         self._name = Path(command[0]).name
-        self._stack = ExitStack()
         self._stopped = threading.Event()
         inherited = {name: value for name, value in os.environ.items() if name not in _KEYS}
         with storage_errors(log):
@@ -85,17 +82,14 @@ class ServerProcess:
             self._process: subprocess.Popen[bytes] = _in_lasting_thread(start, self._stopped)
 
     def __enter__(self) -> ServerProcess:
-        self._stack.callback(self.stop)
-        self._stack.enter_context(_stopped_by_signals())
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stack.close()
+        self.stop()
 
     def wait_until_ready(self, seconds: float, progress: Progress) -> Client:
         """Wait until /health answers; raises EngineError with the end of the log if it does not."""
         client = Client(self.url)
-        self._stack.callback(client.close)
         start = time.monotonic()
         while (passed := time.monotonic() - start) < seconds:
             progress("starting the server", int(passed), int(seconds))
@@ -133,10 +127,9 @@ class ServerProcess:
             self._stopped.set()
 
     def _log_excerpt(self) -> str:
-        """The path of the log and its last lines, preferably those that report an error."""
+        """The path of the log and its last lines."""
         lines = [" ".join(line.split()) for line in last_lines(self._log, _LOG_TAIL)]
-        faults = [line for line in lines if _FAULT.search(line)] or lines
-        return f"see {self._log} ({' / '.join(faults[-_LAST_LINES:])[-300:] or 'empty'})"
+        return f"see {self._log} ({' / '.join(lines[-_LAST_LINES:])[-300:] or 'empty'})"
 
 
 def _in_lasting_thread(function: Callable[[], Result], end: threading.Event) -> Result:
@@ -157,25 +150,6 @@ def _in_lasting_thread(function: Callable[[], Result], end: threading.Event) -> 
 
     threading.Thread(target=run, daemon=True).start()
     return future.result()
-
-
-@contextmanager
-def _stopped_by_signals() -> Iterator[None]:
-    """Turn SIGTERM and SIGHUP into SystemExit, so that this process stops the server as well."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    numbers = (signal.SIGTERM, signal.SIGHUP)
-    before = [signal.signal(number, _end) for number in numbers]
-    try:
-        yield
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
-
-
-def _end(number: int, _: object) -> NoReturn:
-    raise SystemExit(128 + number)
 
 
 def find_program(name: str) -> str:
@@ -220,26 +194,23 @@ def check_choice(choice: EngineChoice) -> None:
 
 @contextmanager
 def started(choice: EngineChoice, setup: Setup, progress: Progress) -> Generator[Server]:
-    """Start a server and connect to it; stop it when the context ends.
-
-    Raises:
-        UsageError: The program is not installed.
-        EngineError: The server does not start, or a request fails; with the log if it has ended.
-    """
+    """Start a server and connect to it; stop it when the context ends."""
     with running(choice, setup, progress) as client:
         yield connect(choice, client)
 
 
 @contextmanager
 def running(choice: EngineChoice, setup: Setup, progress: Progress) -> Generator[Client]:
-    """Start a server and yield its client; stop it when the context ends. Raises as `started`."""
+    """Start a server and yield its client; stop it when the context ends."""
     port = free_port()
     command = server_command(choice, setup, port)
     role = "plain" if setup.drafting is None else "drafting"
     logs = cache_directory("logs") or Path(tempfile.mkdtemp(prefix="paceline-"))
     log = logs / f"{choice.engine}-{role}-{port}.log"
-    with ServerProcess(command, port, log, server_environment(choice, setup)) as server:
-        client = server.wait_until_ready(choice.start_seconds, progress)
+    with (
+        ServerProcess(command, port, log, server_environment(choice, setup)) as server,
+        closing(server.wait_until_ready(choice.start_seconds, progress)) as client,
+    ):
         choice.server.check_started(setup, server.logged)
         try:
             yield client

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from paceline.core.sampling import SamplingParams
     from paceline.engines.answers import Written
     from paceline.engines.client import Client
-    from paceline.engines.contract import Capacity, Drafting, Request, Setup
+    from paceline.engines.contract import Drafting, Request, Setup
 
 
 class Version(BaseModel):
@@ -96,7 +96,7 @@ class Server(Engine):
     def arguments(cls, setup: Setup, port: int) -> list[str]:
         """Arguments that start it on 127.0.0.1; raises UsageError for a path that is an option."""
         found = [*cls.models(setup.target, setup.drafting), "--host", "127.0.0.1"]
-        found += ["--port", str(port), *cls.capacity(setup.capacity)]
+        found += ["--port", str(port), *cls.capacity(setup)]
         return found + ([] if setup.dtype == "auto" else cls.dtype(setup.dtype))
 
     @classmethod
@@ -113,7 +113,7 @@ class Server(Engine):
         """Arguments for speculative decoding."""
 
     @classmethod
-    def capacity(cls, wanted: Capacity) -> list[str]:
+    def capacity(cls, wanted: Setup) -> list[str]:
         """By default, every server admits one request; SGLang's limit is 48 when it drafts."""
         size = [cls.size_flag, str(wanted.batch_size)] if wanted.batch_size > 1 else []
         return [cls.length_flag, str(wanted.length), *size]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
-from paceline.engines.contract import BlockCounts, Conventions, Served, checked_tokens, together
+from paceline.engines.contract import BlockCounts, Served, checked_tokens, together
 from paceline.engines.servers import Server, sampling_keys
 
 if TYPE_CHECKING:
@@ -19,13 +19,9 @@ if TYPE_CHECKING:
 
 
 class _Meta(BaseModel):
-    """Block counts; `spec_accept_token_num` and `spec_draft_token_num` are of older versions."""
-
     spec_verify_ct: int = 0
     spec_num_correct_drafts: int | None = None
     spec_num_proposed_drafts: int | None = None
-    spec_accept_token_num: int | None = None
-    spec_draft_token_num: int | None = None
     spec_correct_drafts_histogram: list[int] | None = None
 
 
@@ -38,18 +34,12 @@ class SglangServer(Server):
     """An `sglang.launch_server` with a STANDALONE draft."""
 
     name, title = "sglang", "SGLang"
-    conventions = Conventions(counts_behind_end=True)
+    counts_behind_end = True
     program = ("python", "-I", "-m", "sglang.launch_server")
     target_flags = ("--model-path",)
     length_flag, size_flag = "--context-length", "--max-running-requests"
     version_path = "/get_server_info"
     always_ties = ("cohere", "cohere2", "gemma", "gemma2")  # in its gemma2.py, for one
-    reasons = "another data type, acceptance thresholds below 1, or another number of steps"
-    advice = "start it with --speculative-algorithm STANDALONE"
-    filter_note = (
-        "SGLang applies top-p after top-k to drafted blocks, as the prediction does, and both to "
-        "the whole distribution in texts without a draft: these keep more tokens"
-    )
 
     @classmethod
     def draft(cls, drafting: Drafting) -> list[str]:
@@ -83,8 +73,6 @@ class SglangServer(Server):
 def _counted(meta: _Meta) -> BlockCounts | None:
     """Block counts of an answer; None if the server does not draft or report them."""
     accepted, drafted = meta.spec_num_correct_drafts, meta.spec_num_proposed_drafts
-    if accepted is None or drafted is None:
-        accepted, drafted = meta.spec_accept_token_num, meta.spec_draft_token_num
     if not meta.spec_verify_ct or accepted is None or drafted is None:
         return None
     by_position = None

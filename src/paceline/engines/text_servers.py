@@ -1,19 +1,18 @@
 """Asks OpenAI-compatible servers for texts: many requests at once, over several servers.
 
-A server that fails gets no requests for a while; its requests go to the others. So servers may
-join, leave and restart during a run. Before its first request, and again after a failure, a server
-is identified: its program, its model and its tokenizer.
+A server that does not answer gets its next request after a pause; its requests go to the others. So
+servers may join, leave and restart during a run. Before its first request a server is identified:
+its program, its model and its tokenizer.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import operator
+import threading
 import time
 import warnings
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import BaseModel
@@ -25,24 +24,14 @@ from paceline.engines.client import (
     UnavailableError,
     api_key,
     check_packages,
-    connection,
     said_by,
-    unreachable,
 )
 from paceline.engines.kinds import SERVERS
 from paceline.engines.servers import Server, served_models
-from paceline.engines.texts import (
-    KEY_SETTING,
-    NEUTRAL_FORMS,
-    RefusedError,
-    by_status,
-    may_pass,
-    refused,
-)
 from paceline.errors import EngineError, SlowerWarning, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Callable, Sequence
 
     from paceline.engines.answers import Written
     from paceline.engines.contract import Request
@@ -54,6 +43,14 @@ if TYPE_CHECKING:
 _DAMAGED = 4  # answers to one request that are damaged, before it fails
 _PAUSE_S = 1.0  # of a server that fails
 _SEEDS = 2**31  # servers keep 32 bits of a seed
+_NEUTRAL = {"min_p": 0.0, "repetition_penalty": 1.0}
+_NEUTRAL_FORMS = (
+    {"top_k": -1, **_NEUTRAL},  # SGLang
+    {"top_k": 0, **_NEUTRAL, "repeat_penalty": 1.0},  # llama-cpp-python and others
+)
+"""Settings beyond OpenAI's that a server may take from its model if a request lacks them."""
+_PROBE = "def f(x):\n    return 'naïve 東京 ½', 12345  # Hello, world!"
+"""Text of which servers and tokenizer must give the same ids."""
 
 
 class TextServers:
@@ -66,9 +63,11 @@ class TextServers:
         """
         check_packages()
         self._writer = writer
-        key = api_key(writer.api_key_env, writer.urls)
-        models: dict[str, str] = {}
-        self._servers = [_Asked(url, writer, key, tokenize, models) for url in writer.urls]
+        self._key = api_key(writer.api_key_env, writer.urls)
+        self._tokenize = tokenize
+        self._failing: set[str] = set()  # URLs of servers whose last request failed
+        self._forms = Counter[str]()  # of neutral settings, by the URL of a server
+        self._lock = threading.Lock()
 
     def write(self, requests: Sequence[Request], on_answer: OnAnswer) -> None:
         """Answer all requests; `on_answer` gets the index of each and its answer, in any order.
@@ -77,99 +76,106 @@ class TextServers:
             UsageError: A server refuses the key, the model or a request, or has another tokenizer.
             EngineError: No server answered in time, or answers stay damaged.
         """
-        with ThreadPoolExecutor(1, "servers") as thread:
-            # not in this thread, into whose event loop Ctrl-C would break in the middle
-            stop = _Stop()
-            done = thread.submit(asyncio.run, stop.watch(self._write(requests, on_answer)))
-            try:
-                done.result()
-            except BaseException:
-                stop()
+        writer = self._writer
+        servers = [
+            _Asked(url, writer, self._key, self._tokenize, self._forms) for url in writer.urls
+        ]
+        round_ = _Round(requests, servers)
+        # Not of a pool, which would wait for requests in flight when Ctrl-C ends the run.
+        threads = [
+            threading.Thread(target=self._work, args=(server, round_), daemon=True)
+            for _ in range(min(writer.concurrency, len(requests)))
+            for server in servers
+        ]
+        try:
+            for index in range(len(requests)):
+                round_.todo.put(index)
+            for thread in threads:
+                thread.start()
+            for _ in requests:
+                found = round_.found.get()
+                if isinstance(found, Exception):
+                    raise found
+                on_answer(*found)
+        finally:
+            round_.ended.set()
+            for _ in threads:
+                round_.todo.put(None)
+            for server in servers:
+                server.client.close()
+
+    def _work(self, server: _Asked, round_: _Round) -> None:
+        """Ask this server for one text after the other, until the round ends."""
+        try:
+            while not round_.ended.is_set():
+                self._ask(server, round_)
+        except Exception as error:
+            round_.found.put(error)
+
+    def _ask(self, server: _Asked, round_: _Round) -> None:
+        try:
+            server.identify()
+            _check_models(round_.servers)
+        except UnavailableError as error:
+            self._pause(server, round_, error)
+            return
+        index = round_.todo.get()
+        if index is None:
+            return
+        try:
+            written = server.ask(round_.requests[index])
+        except UnavailableError as error:
+            round_.todo.put(index)
+            self._pause(server, round_, error)
+        except AnswerError:
+            round_.num_damaged[index] += 1
+            if round_.num_damaged[index] == _DAMAGED:
                 raise
+            round_.todo.put(index)
+        else:
+            round_.answered = time.monotonic()
+            self._failing.discard(server.url)
+            round_.found.put((index, written))
 
-    async def _write(self, requests: Sequence[Request], on_answer: OnAnswer) -> None:
-        todo: asyncio.Queue[int] = asyncio.Queue()
-        for index in range(len(requests)):
-            todo.put_nowait(index)
-        round_ = _Round(requests, on_answer, todo, Counter())
-        self._answered = time.monotonic()
-        async with contextlib.AsyncExitStack() as stack:
-            for server in self._servers:
-                await stack.enter_async_context(server)
-            each = [server for _ in range(self._writer.concurrency) for server in self._servers]
-            tasks = [asyncio.create_task(self._ask(server, round_)) for server in each]
-            tasks.append(asyncio.create_task(todo.join()))
-            try:
-                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    task.result()
-            finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _ask(self, server: _Asked, round_: _Round) -> None:
-        """Ask this server for one text after the other."""
-        while True:
-            try:
-                await server.identify()
-            except UnavailableError as error:
-                await self._pause(server, error)
-                continue
-            index = await round_.todo.get()
-            try:
-                written = await server.ask(round_.requests[index])
-            except (UnavailableError, AnswerError) as error:
-                round_.todo.put_nowait(index)
-                round_.todo.task_done()
-                if isinstance(error, UnavailableError):
-                    await self._pause(server, error)
-                    continue
-                round_.num_damaged[index] += 1
-                if round_.num_damaged[index] == _DAMAGED:
-                    raise
-            else:
-                server.is_failing, self._answered = False, time.monotonic()
-                round_.on_answer(index, written)
-                round_.todo.task_done()
-
-    async def _pause(self, server: _Asked, error: UnavailableError) -> None:
-        silent_s = time.monotonic() - self._answered
-        if all(each.is_failing for each in self._servers) and silent_s > self._writer.patience_s:
-            raise EngineError(f"{error}; no server answered for {silent_s:.0f} s") from error
-        if not server.is_failing:
-            server.is_failing = True
-            warnings.warn(f"{error}; it gets no requests for now", SlowerWarning, stacklevel=2)
-        server.forget()
-        await asyncio.sleep(_PAUSE_S)
+    def _pause(self, server: _Asked, round_: _Round, error: UnavailableError) -> None:
+        with self._lock:
+            silent_s = time.monotonic() - round_.answered
+            if len(self._failing) == len(round_.servers) and silent_s > self._writer.patience_s:
+                raise EngineError(f"{error}; no server answered for {silent_s:.0f} s") from error
+            if server.url not in self._failing and not round_.ended.is_set():
+                self._failing.add(server.url)
+                warnings.warn(f"{error}; it gets no requests for now", SlowerWarning, stacklevel=2)
+        round_.ended.wait(_PAUSE_S)
 
 
-class _Round(NamedTuple):
-    """The requests of one call; `num_damaged`: damaged answers by request."""
+@dataclass
+class _Round:
+    """The requests of one call.
+
+    Attributes:
+        todo: Indices of requests; None: the round has ended.
+        found: An index and its answer, or the error that ends the round.
+        num_damaged: Damaged answers by request.
+        answered: Time of the last answer.
+    """
 
     requests: Sequence[Request]
-    on_answer: OnAnswer
-    todo: asyncio.Queue[int]
-    num_damaged: Counter[int]
+    servers: Sequence[_Asked]
+    todo: SimpleQueue[int | None] = field(default_factory=SimpleQueue)
+    found: SimpleQueue[tuple[int, Written] | Exception] = field(default_factory=SimpleQueue)
+    ended: threading.Event = field(default_factory=threading.Event)
+    num_damaged: Counter[int] = field(default_factory=Counter)
+    answered: float = field(default_factory=time.monotonic)
 
 
-class _Stop:
-    """Cancels a coroutine from another thread."""
-
-    def __init__(self) -> None:
-        self._cancel: Callable[[], object] | None = None
-
-    async def watch(self, work: Coroutine[None, None, None]) -> None:
-        """Do the work, until this object is called."""
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
-        assert task is not None, "a coroutine that runs is a task"
-        self._cancel = lambda: loop.call_soon_threadsafe(task.cancel)
-        await work
-
-    def __call__(self) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has ended
-            if self._cancel is not None:
-                self._cancel()
+def _check_models(servers: Sequence[_Asked]) -> None:
+    known = {server.known.model: server.url for server in servers if server.known}
+    if len(known) > 1:
+        shown = " and ".join(f"{url} serves {model}" for model, url in known.items())
+        raise UsageError(
+            f"{shown}; answers of different models do not belong together: start the servers with "
+            "one model and name"
+        )
 
 
 class _Known(NamedTuple):
@@ -184,7 +190,7 @@ class _Asked:
     """One server.
 
     Attributes:
-        is_failing: Its last request failed.
+        known: What it is; None: not known yet.
     """
 
     def __init__(
@@ -193,165 +199,109 @@ class _Asked:
         writer: OpenAIWriter,
         key: str | None,
         tokenize: Tokenize,
-        models: dict[str, str],
+        forms: Counter[str],
     ) -> None:
-        self._models = models  # of each server, by URL, which all servers fill in
-        self._url = url
+        self.url = url
+        self.known: _Known | None = None
+        seconds = writer.timeout_s
+        self.client = Client(url, key, key_setting="writer.api_key_env", seconds=seconds)
         self._writer = writer
-        self._key = key
         self._tokenize = tokenize
-        self._known: _Known | None = None
-        self._form = 0  # of neutral settings
-        self.is_failing = False
+        self._lock = threading.Lock()
+        self._forms = forms
 
-    async def __aenter__(self) -> _Asked:
-        import httpx2
+    def ask(self, request: Request) -> Written:
+        """Answer a request. Raises AnswerError, if the answer is damaged, and as `identify`."""
+        kind, name, model = self.identify()
+        top = self._writer.top_logprobs
+        request = request._replace(seed=request.seed % _SEEDS)
+        body = kind.text_body(model, request, top)
+        try:
+            answer = self._sent(kind.text_path, body, known=bool(kind.recorded_as))
+        except StatusError as error:
+            raise UsageError(str(error)) from None
+        return kind.read_text(answer, f"{self.url}{kind.text_path}", name, top)
 
-        self._lock = asyncio.Lock()
-        settings = connection(self._url, self._key, self._writer.timeout_s)
-        self._http = httpx2.AsyncClient(**settings)
-        return self
+    def _sent(self, path: str, body: dict[str, Any], *, known: bool) -> str:
+        """The answer; a server that is not `known` gets neutral settings as it accepts them."""
+        last = len(_NEUTRAL_FORMS)
+        for form in range(self._forms[self.url], 0 if known else last):
+            try:
+                answer = self.client.ask("POST", path, _NEUTRAL_FORMS[form] | body)
+            except StatusError as error:
+                if error.status not in (400, 422):
+                    raise
+                continue
+            self._forms[self.url] = max(self._forms[self.url], form)
+            return answer
+        answer = self.client.ask("POST", path, body)
+        with self._lock:
+            is_first = not known and self._forms[self.url] < last
+            self._forms[self.url] = last
+        if is_first:
+            warnings.warn(
+                f"{self.url} refuses top_k, min_p and repetition_penalty in requests, so they are "
+                "left out; check that it does not take its model's generation_config.json instead",
+                stacklevel=2,
+            )
+        return answer
 
-    async def __aexit__(self, *_: object) -> None:
-        await self._http.aclose()
-
-    def forget(self) -> None:
-        """Identify it again: another server may start at this URL."""
-        self._known, self._form = None, 0
-
-    async def identify(self) -> _Known:
+    def identify(self) -> _Known:
         """What the server is.
 
         Raises:
             UsageError: It refuses the key, has another tokenizer or not the wanted model.
             UnavailableError: It does not answer, or refuses for now.
         """
-        async with self._lock:
-            if self._known is None:
-                given = self._key, self._writer.model, self._tokenize, self._writer.timeout_s
-                self._known = await asyncio.to_thread(identify, self._url, *given)
-                self._check_model(self._known.model)
-            return self._known
+        with self._lock:
+            if self.known is None:
+                try:
+                    kind, name = self._program()
+                    model = self._model()
+                    if kind.recorded_as:
+                        self._check_tokenizer(kind, model)
+                except StatusError as error:
+                    raise UsageError(str(error)) from None
+                except EngineError as error:
+                    raise UnavailableError(str(error)) from None
+                self.known = _Known(kind, name, model)
+            return self.known
 
-    async def ask(self, request: Request) -> Written:
-        """Answer a request. Raises AnswerError, if the answer is damaged, and as `identify`."""
-        kind, name, model = await self.identify()
-        top = self._writer.top_logprobs
-        request = request._replace(seed=request.seed % _SEEDS)
-        body = kind.text_body(model, request, top)
-        post = self._post if kind.recorded_as else self._complete
-        answer = await post(kind.text_path, body)
-        return kind.read_text(answer, f"{self._url}{kind.text_path}", name, top)
-
-    async def _complete(self, path: str, body: dict[str, Any]) -> str:
-        """Send neutral values of settings beyond OpenAI's, in a form that the server accepts."""
-        form, last = self._form, len(NEUTRAL_FORMS) - 1
-        while True:
+    def _program(self) -> tuple[type[Server], str]:
+        """The server's class, and its name and version."""
+        for kind in SERVERS:
+            if not kind.recorded_as:
+                continue
             try:
-                answer = await self._post(path, NEUTRAL_FORMS[form] | body)
-                break
-            except RefusedError:
-                if form == last:
-                    raise
-                form += 1
-        if form == last > self._form:
-            warnings.warn(
-                f"{self._url} refuses top_k, min_p and repetition_penalty in requests, so they are "
-                "left out; check that it does not take its model's generation_config.json instead",
-                stacklevel=2,
+                version = kind.version_of(self.client)
+            except UnavailableError:
+                raise
+            except EngineError:  # it has no such path, or answers otherwise
+                continue
+            if version:
+                return kind, f"{kind.recorded_as} {version}"
+        return Server, ""
+
+    def _model(self) -> str:
+        models, wanted = served_models(self.client), self._writer.model
+        if wanted is None and len(models) == 1:
+            return models[0]
+        if wanted is None or wanted not in models:
+            shown = said_by(", ".join(models)) or "no model"
+            raise UsageError(f"{self.url} serves {shown}; name one of them as writer.model")
+        return wanted
+
+    def _check_tokenizer(self, kind: type[Server], model: str) -> None:
+        ours = self._tokenize(_PROBE)
+        body = {"model": model, **kind.tokenize_body(_PROBE)}
+        got = self.client.post("/tokenize", body, _Tokens).tokens
+        if got != ours:
+            raise UsageError(
+                f"{self.url} has another tokenizer than the prompts: {len(got)} tokens instead of "
+                f"{len(ours)} for the same text, or others; set target to a directory with the "
+                "tokenizer of the served model"
             )
-        self._form = max(self._form, form)
-        return answer
-
-    async def _post(self, path: str, body: dict[str, Any]) -> str:
-        import httpx2
-
-        where = f"{self._url}{path}"
-        try:
-            answer = await self._http.post(path, json=body)
-        except httpx2.HTTPError as error:
-            advice = ": lower writer.concurrency or raise writer.timeout_s"
-            raise UnavailableError(
-                unreachable(where, error, self._writer.timeout_s, advice)
-            ) from None
-        if answer.status_code != 200:
-            raise refused(where, answer, self._writer)
-        return answer.text
-
-    def _check_model(self, model: str) -> None:
-        """Raise UsageError if another server has another model."""
-        self._models[self._url] = model
-        for url, other in self._models.items():
-            if other != model:
-                raise UsageError(
-                    f"{self._url} serves {model}, and {url} serves {other}; answers of different "
-                    "models do not belong together: start the servers with one model and name"
-                )
-
-
-_PROBE = "def f(x):\n    return 'naïve 東京 ½', 12345  # Hello, world!"
-"""Text of which servers and tokenizer must give the same ids."""
 
 
 class _Tokens(BaseModel):
     tokens: list[int]
-
-
-def identify(
-    url: str, key: str | None, wanted: str | None, tokenize: Tokenize, seconds: float
-) -> _Known:
-    """What the server is; see `_Asked.identify`. `wanted`: its model; None: the only one."""
-    client = Client(url, key, key_setting=KEY_SETTING, seconds=seconds)
-    try:
-        kind, name = _program(client)
-        model = _served_model(client, wanted)
-        if kind.recorded_as:
-            ours = tokenize(_PROBE)
-            body = {"model": model, **kind.tokenize_body(_PROBE)}
-            got = client.post("/tokenize", body, _Tokens).tokens
-            if got != ours:
-                first = [*map(operator.eq, got, ours), False].index(False)
-                raise UsageError(
-                    f"{url} has another tokenizer than the prompts: {len(got)} tokens "
-                    f"instead of {len(ours)} for the same text, different from token {first} "
-                    "on; set target to a directory with the tokenizer of the served model"
-                )
-    except StatusError as error:
-        raise by_status(str(error), error.status) from None
-    except EngineError as error:
-        raise UnavailableError(str(error)) from None
-    finally:
-        client.close()
-    return _Known(kind, name, model)
-
-
-def _program(client: Client) -> tuple[type[Server], str]:
-    """The server's class, and its name and version."""
-    for kind in SERVERS:
-        if not kind.recorded_as:
-            continue
-        try:
-            version = kind.version_of(client)
-        except UnavailableError:
-            raise
-        except EngineError as error:  # it has no such path, or answers otherwise
-            if isinstance(error, StatusError) and may_pass(error.status):
-                raise
-            continue
-        if version:
-            return kind, f"{kind.recorded_as} {version}"
-    return Server, ""
-
-
-def _served_model(client: Client, wanted: str | None) -> str:
-    models = served_models(client)
-    shown = said_by(", ".join(models)) or "no model"
-    if wanted is None and len(models) == 1:
-        return models[0]
-    if wanted is None:
-        raise UsageError(f"{client.url} serves {shown}; name one model as writer.model")
-    if wanted not in models:
-        raise UsageError(
-            f"{client.url} serves {shown}, not {wanted}; name one that it serves as writer.model"
-        )
-    return wanted

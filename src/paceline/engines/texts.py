@@ -1,20 +1,15 @@
-"""Texts from servers: their configuration, and the errors of requests for them."""
+"""Configuration of texts from servers."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from paceline.config import StrictModel
-from paceline.engines.client import UnavailableError, advice_for, refusal, root_of
+from paceline.engines.client import root_of
 from paceline.engines.commands import EngineChoice
 from paceline.engines.kinds import names_of
-from paceline.errors import EngineError, UsageError
-
-if TYPE_CHECKING:
-    import httpx2
-
 
 MAY_CHANGE = frozenset(
     f"writer.{name}" for name in ("url", "api_key_env", "concurrency", "timeout_s", "patience_s")
@@ -93,13 +88,6 @@ class EngineWriter(StrictModel):
                 f"writer.engine starts a server: give {servers} without url; for a running "
                 "server, set writer.kind to openai"
             )
-        if choice.draft is not None:
-            raise ValueError("writer.engine.draft is not used; leave it out")
-        if self.top_logprobs and any("processed_log" in option for option in choice.options):
-            raise ValueError(
-                "writer.engine.options give log probabilities after temperature and filters, which "
-                "are not the target's; leave --logprobs-mode out"
-            )
         return self
 
     def at(self, url: str) -> OpenAIWriter:
@@ -111,42 +99,3 @@ class EngineWriter(StrictModel):
             timeout_s=self.timeout_s,
             patience_s=5.0,  # a server that has ended does not come back
         )
-
-
-KEY_SETTING = "writer.api_key_env"
-
-
-class RefusedError(UsageError):
-    """The server refuses the content of a request."""
-
-
-def refused(where: str, answer: httpx2.Response, writer: OpenAIWriter) -> EngineError | UsageError:
-    """The error for an answer with another status than 200."""
-    status = answer.status_code
-    advice = advice_for(status, KEY_SETTING)
-    if status == 401 and writer.api_key_env is not None:
-        advice = f"the API key in {writer.api_key_env} is not the server's"
-    if status == 400 and writer.top_logprobs:
-        advice = "lower writer.top_logprobs, or start vLLM with a higher --max-logprobs"
-    return by_status(refusal(where, answer, advice), status)
-
-
-def may_pass(status: int) -> bool:
-    """True if the server may answer the same request later."""
-    return status in (408, 409, 425, 429) or (status >= 500 and status != 501)
-
-
-def by_status(message: str, status: int) -> EngineError | UsageError:
-    """Statuses that may pass make a server unavailable, and the others are errors of the user."""
-    if may_pass(status):
-        return UnavailableError(message)
-    return RefusedError(message) if status in (400, 422) else UsageError(message)
-
-
-_NEUTRAL: dict[str, Any] = {"min_p": 0.0, "repetition_penalty": 1.0}
-NEUTRAL_FORMS: tuple[dict[str, Any], ...] = (
-    {"top_k": -1, **_NEUTRAL},  # SGLang
-    {"top_k": 0, **_NEUTRAL, "repeat_penalty": 1.0},  # llama-cpp-python and others
-    {},
-)
-"""Settings beyond OpenAI's that a server may take from its model if a request lacks them."""

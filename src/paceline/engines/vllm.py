@@ -10,7 +10,6 @@ from pydantic import BaseModel
 
 from paceline.core.stats import DecodeStats, TimedAnswer, Times
 from paceline.engines.client import parsed, said_by
-from paceline.engines.contract import Conventions
 from paceline.engines.servers import CountingServer, openai_body, sampling_keys, served_models
 from paceline.errors import EngineError
 
@@ -39,7 +38,7 @@ class VllmServer(CountingServer):
 
     name, title = "vllm", "vLLM"
     prefix = "vllm:"
-    conventions = Conventions(counts_behind_end=True)
+    counts_behind_end = True
     program = ("vllm", "serve")
     length_flag, size_flag = "--max-model-len", "--max-num-seqs"
     version_path = "/version"
@@ -47,22 +46,10 @@ class VllmServer(CountingServer):
     samples_drafts = runs_rules = True
     always_ties = ("cohere", "cohere2", "gemma", "gemma2")
     other_methods = ("eagle-", "eagle3", "dflash", "dspark")
-    tested, tested_words = ("0.32",), "0.32.0"
-    reasons = (
-        "another data type than the prediction's, or a running server with another "
-        "num_speculative_tokens or draft_sample_method"
-    )
-    advice = "start it with --speculative-config"
 
     def __init__(self, client: Client, model: str | None = None) -> None:
         super().__init__(client, model)
-        models = served_models(client)
-        if not models:
-            raise EngineError(f"{client.url} serves no model")
-        if model is not None and model not in models:
-            shown = said_by(", ".join(models))
-            raise EngineError(f"{client.url} serves {shown}, not {model}; name one of these")
-        self.model = model or models[0]
+        self.model = model or served_models(client)[0]
 
     @classmethod
     def arguments(cls, setup: Setup, port: int) -> list[str]:

@@ -57,32 +57,8 @@ _PARAMETERS = {
 _log = logging.getLogger("vllm.paceline")
 
 
-class Counter:
-    """Calls of the rule in this process; the first is logged, and every thousandth.
-
-    Attributes:
-        num_calls: Number of batches with drafts.
-    """
-
-    def __init__(self) -> None:
-        self.num_calls = 0
-
-    def add(self, rule: Rule) -> None:
-        """Count a call."""
-        self.num_calls += 1
-        if self.num_calls == 1 or self.num_calls % 1000 == 0:
-            _log.info("paceline: %r judged %d batches", rule, self.num_calls)
-
-
-counter = Counter()
-
-
 def register() -> None:
-    """Replace vLLM's rejection sampling by the rule in `PACELINE_RULE`, if it is set.
-
-    Raises:
-        SystemExit: The rule cannot be read, or this vLLM is not supported; with one line.
-    """
+    """Replace vLLM's rejection sampling by the rule in `PACELINE_RULE`, if it is set."""
     given = os.environ.get(VARIABLE, "").strip()
     if not given:
         return
@@ -97,11 +73,7 @@ def register() -> None:
 
 
 def replacements(rule: Rule) -> list[tuple[Any, str, Any]]:
-    """Modules and classes of vLLM, the names of their functions, and those that replace them.
-
-    Raises:
-        SystemExit: This vLLM is not supported; with one line.
-    """
+    """Modules and classes of vLLM, the names of their functions, and those that replace them."""
     found = originals()
     for ((module, path), needed), (*_, original) in zip(_PARAMETERS.items(), found, strict=True):
         parameters = () if original is None else tuple(inspect.signature(original).parameters)
@@ -128,32 +100,22 @@ def originals() -> list[tuple[Any, str, Any]]:
 
 
 def read_rule(given: str) -> Rule:
-    """A rule from JSON or YAML text, or from a file with it.
-
-    Raises:
-        SystemExit: It cannot be read; with one line.
-    """
+    """A rule from JSON or YAML text, or from a file with it."""
     where, text = VARIABLE, given
-    if not given.startswith("{"):
-        where = given
-        try:
-            text = Path(given).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise SystemExit(
-                f"paceline: {VARIABLE} names {given}, which cannot be read ({error}); give a rule "
-                'such as {"rule": "token_v3", "alpha": 0.3}, or a file with one'
-            ) from None
     try:
+        if not given.startswith("{"):
+            where = given
+            text = Path(given).read_text(encoding="utf-8")
         values = parse_yaml(text, where)
         for key in ("strategy", "rule"):  # of a decoding.yaml
             if isinstance(values, dict) and isinstance(values.get(key), dict):
                 values = values[key]
         return TypeAdapter(RuleChoice).validate_python(values)
-    except (ConfigError, ValidationError) as error:
+    except (OSError, UnicodeDecodeError, ConfigError, ValidationError) as error:
         reason = describe(error) if isinstance(error, ValidationError) else str(error)
         raise SystemExit(
             f"paceline: {where} is not a rule ({reason}); give one such as "
-            '{"rule": "token_v3", "alpha": 0.3}'
+            '{"rule": "token_v3", "alpha": 0.3}, or a file with one'
         ) from None
 
 
@@ -192,7 +154,6 @@ def _judge(rule: Rule, raw: RawLogits, original: Callable[..., Any]) -> Any:
                 f"paceline: the rule {rule.name} needs the draft's probabilities, and vLLM drafts "
                 'greedily; set "draft_sample_method": "probabilistic" in --speculative-config'
             )
-        counter.add(rule)
         return vllm_rules.rejection_sample(rule, *used, raw_logits=raw.take(target_logits))
 
     return rejection_sample
@@ -217,11 +178,7 @@ class RawLogits:
         self._is_shaping = False
 
     def take(self, shaped: Tensor) -> Tensor | None:
-        """The raw logits of these; None: the rule does not read them, or nothing was shaped.
-
-        Raises:
-            RuntimeError: The rule reads them, and another function has shaped these.
-        """
+        """The raw logits of these; None: the rule does not read them, or nothing was shaped."""
         found, raw = self._shaped, self._raw
         self._shaped = self._raw = None
         if found is not shaped and self._reads(any_greedy=True):

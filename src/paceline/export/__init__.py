@@ -2,10 +2,9 @@
 
 - `export`: adapt the model, write it, read it back, describe it
 - `export_inputs`: configuration; read model, target, run and measurement, and check that they match
-- `directory`, `gguf_file`: the two output formats
-- `checks`: compare the export with the model; load it in the engine
+- `directory`, `gguf_file`: the two output formats; compare the export with the model
 - `card`: the command that serves the export, how the engine drafts, and the model card
-- `model_report`: what Paceline reads in a model and can do with it
+- `model_report`: what Paceline reads in a model
 """
 
 from paceline.export.export import Exported, export

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,7 +13,7 @@ from huggingface_hub import ModelCard, ModelCardData
 from paceline.core.sampling import proposal_params
 from paceline.engines.contract import Drafting
 from paceline.errors import UsageError
-from paceline.measure.drafts import fastest
+from paceline.measure.measurement import fastest
 from paceline.measure.results import ACCEPTANCE, gamma_of
 from paceline.results.figures import FIGURES
 from paceline.results.row import select
@@ -19,12 +21,9 @@ from paceline.results.row import select
 if TYPE_CHECKING:
     from paceline.core.sampling import SamplingParams
     from paceline.engines.contract import DraftSampling
-    from paceline.export.checks import Checks
+    from paceline.export.directory import Checks
     from paceline.export.export_inputs import ExportConfig, Inputs
     from paceline.measure import Measurement
-
-_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
-_FILES = (".txt", ".json", ".jsonl", ".parquet", ".gz")
 
 _CARD = """\
 ---
@@ -38,11 +37,10 @@ _CARD = """\
 {%- if training %}
 ## Training
 
-Aligned with the target by `paceline align`.
+Aligned with the target by `paceline align`:
 
-{% for line in training %}- {{ line }}
-{% endfor %}
-{%- endif %}
+{{ training }}
+{% endif %}
 ## Measured
 
 {{ measured }}
@@ -60,8 +58,8 @@ Aligned with the target by `paceline align`.
 
 The export was read back and compared with the original model: over {{ checks.num_positions }}
 positions, logits differ by at most {{ "%.1e" % checks.largest_difference }} of the largest logit,
-the most likely token is the same in {{ "%.1f" % (100 * checks.agreement) }}%, and
-{{ checks.num_texts }} texts are tokenized identically.
+the most likely token is the same in {{ "%.1f" % (100 * checks.agreement) }}%, and texts are
+tokenized identically.
 {%- if checks.stored %} Run in {{ checks.stored }}, its logits are finite,
 and the most likely token is that of the original in float32 in
 {{ "%.1f" % (100 * checks.stored_agreement) }}%.
@@ -93,16 +91,14 @@ def model_card(
 
 
 def _header(inputs: Inputs) -> ModelCardData:
-    config, run = inputs.config, inputs.run
+    config = inputs.config
     base = config.base_model or (inputs.source if _is_on_hub(inputs.source) else None)
-    relation = data = None
+    relation = None
     if base is not None and inputs.target is not None:
         # the hub has no word for a draft, and would take a GGUF file for a quantized target
         relation = "finetune"
     elif base is not None and config.dtype == "q8_0":
         relation = "quantized"
-    if run is not None and "data.train" not in run.get("inputs", {}):
-        data = run["config"]["data"]["train"]["path"]  # local files have a fingerprint
     return ModelCardData(
         library_name="gguf" if config.kind.loads_gguf else "transformers",
         pipeline_tag="text-generation",
@@ -110,19 +106,12 @@ def _header(inputs: Inputs) -> ModelCardData:
         license=inputs.licence,
         base_model=base,
         base_model_relation=relation,
-        datasets=[data] if data is not None and _names_data_set(data) else None,
     )
 
 
 def _is_on_hub(path: str) -> bool:
     """True for the name of a model on the hub, if it was read."""
     return not Path(path).expanduser().exists()
-
-
-def _names_data_set(path: str) -> bool:
-    """True for what may be the name of a data set on the hub."""
-    is_name = bool(_NAME.fullmatch(path)) and Path(path).suffix not in _FILES
-    return is_name and _is_on_hub(path)
 
 
 def _model(inputs: Inputs) -> list[str]:
@@ -145,25 +134,9 @@ def _model(inputs: Inputs) -> list[str]:
     return [*lines, f"licence: {licence}"]
 
 
-def _training(run: dict[str, Any] | None) -> list[str]:
-    if run is None:
-        return []
-    config, inputs = run["config"], run.get("inputs", {})
-    objective = " + ".join(_code(term["kind"]) for term in config["objective"])
-    if config.get("finish"):
-        last = " + ".join(_code(term["kind"]) for term in config["finish"]["objective"])
-        objective += f", then {last} from {config['finish']['begin']:.0%} of the run on"
-    return [
-        f"objective: {objective}",
-        f"data: {_code(config['data']['train']['path'])} "
-        f"(fingerprint {_code(inputs.get('data.train', 'unknown'))}); "
-        f"fixed {config['fixed_fraction']:g}, "
-        f"draft-generated {config['draft_fraction']:g}, the rest target-generated",
-        f"optimizer: {_code(config['optimizer']['kind'])}, "
-        f"learning rate {config['optimizer']['learning_rate']:g}, "
-        f"batch size {config['batch_size']:g}",
-        f"config hash: {_code(run['config_hash'])}, seed {config['seed']:g}",
-    ]
+def _training(run: dict[str, Any] | None) -> str:
+    """The configuration of the run as a block of code: it may hold Markdown or HTML."""
+    return "" if run is None else textwrap.indent(json.dumps(run["config"], indent=2), "    ")
 
 
 def _measured(measurement: Measurement | None) -> str:

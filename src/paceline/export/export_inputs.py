@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import random
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import torch
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from huggingface_hub import metadata_load
+from pydantic import Field, model_validator
 
-from paceline.config import HomePath, Options, StrictModel, parse_yaml, read_result
+from paceline.config import HomePath, Options, StrictModel, read_result
 from paceline.data.input_checks import FLOAT32_BYTES, InputChecks
-from paceline.engines.commands import EngineChoice
 from paceline.engines.kinds import KINDS, EngineName, names_of
 from paceline.errors import ConfigError, UsageError, VocabularyMismatchError
 from paceline.measure import Measurement
@@ -60,9 +58,6 @@ class ExportConfig(StrictModel):
         measurement: JSON of `paceline measure`, for the launch command and the model card.
         num_speculative_tokens: Tokens drafted per block. None: the best in `measurement`, else 3.
         draft_sample_method: How vLLM drafts. auto: as in `measurement`, else greedily.
-        check_engine: Also load export and target in the engine, which must be installed.
-        engine: How to start the engine for `check_engine`, without `url`, `target` and `draft`;
-            None: with the defaults.
         overwrite: Replace an older export at `out`.
     """
 
@@ -77,16 +72,7 @@ class ExportConfig(StrictModel):
     measurement: HomePath | None = None
     num_speculative_tokens: Annotated[int | None, Options(gamma="")] = Field(default=None, ge=1)
     draft_sample_method: Literal["auto", "greedy", "probabilistic"] = "auto"
-    check_engine: bool = False
-    engine: EngineChoice | None = None
     overwrite: bool = False
-
-    @field_validator("engine", mode="before")
-    @classmethod
-    def _of_that_engine(cls, value: Any, info: ValidationInfo) -> Any:
-        if isinstance(value, dict):
-            return {"engine": info.data.get("to"), **cast("dict[str, Any]", value)}
-        return cast("Any", value)
 
     @model_validator(mode="after")
     def _fits_the_engine(self) -> ExportConfig:
@@ -101,13 +87,6 @@ class ExportConfig(StrictModel):
                 f"draft_sample_method probabilistic is for {samplers}, not for {self.to}; leave it "
                 "out"
             )
-        if self.engine is not None and self.engine.engine != self.to:
-            raise ValueError(f"engine is {self.engine.engine}, but the export is for {self.to}")
-        if self.engine is not None and (self.engine.url or self.engine.target or self.engine.draft):
-            raise ValueError(
-                f"check_engine starts {self.to} with this export: leave engine.url, engine.target "
-                "and engine.draft out, and name another target as served_target"
-            )
         return self
 
     @property
@@ -118,8 +97,6 @@ class ExportConfig(StrictModel):
     def check(self, checks: InputChecks) -> None:
         """Check the inputs, and that `out` may be written; raises UsageError."""
         _check_place(self)
-        if self.check_engine:
-            checks.engine(self.engine or EngineChoice(engine=self.to))
         model = checks.model("model", self.model)
         models = [model] if self.target is None else [model, checks.model("target", self.target)]
         for each in models:
@@ -145,8 +122,6 @@ def _check_place(config: ExportConfig) -> None:
             raise UsageError(f"{out} would replace {path}, which is exported; choose another --out")
 
 
-_FRONT = re.compile(r"\A---\n(.*?)\n---\n", re.DOTALL)  # the header of a model card
-_NUM_STRINGS = 100
 SAMPLES = (
     'def mean(values):\n    """The arithmetic mean."""\n    return sum(values) / len(values)\n',
     "The quick brown fox didn't jump over 13 lazy dogs; it's 2026, and they've 1,234.5 reasons.",
@@ -215,8 +190,6 @@ def read_inputs(config: ExportConfig) -> Inputs:
             for path, directory in zip((config.model, named), directories, strict=True)
         )
         check_same_reading(target, drafted)
-        for facts in (target, drafted):
-            check_block(config.num_speculative_tokens or 1, facts.max_length)
     measurement = None if config.measurement is None else read_measurement(config, named)
     model = load_model(config.model, dtype="float32", device="cpu")
     _check_model(config, model)
@@ -254,9 +227,7 @@ def licence_of(path: str, directory: Path) -> str | None:
         stated = open_gguf(file).get("general.license")
         return None if stated is None else str(stated)
     card = directory / "README.md"
-    found = _FRONT.match(card.read_text("utf-8", "replace")) if card.exists() else None
-    stated = parse_yaml(found[1], str(card)) if found else None
-    licence = stated.get("license") if isinstance(stated, dict) else None
+    licence = (metadata_load(card) or {}).get("license") if card.exists() else None
     return licence if isinstance(licence, str) else None
 
 
@@ -278,31 +249,20 @@ def check_same_reading(target: ModelFacts, draft: ModelFacts) -> None:
         raise VocabularyMismatchError(
             f"{missing} has no tokenizer files, so its tokenizer cannot be compared; add them"
         )
-    where = "in their merges"
-    if _merges(ours) == _merges(theirs):
-        where = _differing_text(ours, theirs)
-    if where is not None:
-        raise VocabularyMismatchError(
-            f"the tokenizers of {target.path} and {draft.path} have the same tokens but differ "
-            f"{where}; build the draft with the target's tokenizer"
-        )
+    same = _merges(ours) == _merges(theirs)
+    for text in (*SAMPLES, *PROBES):
+        ids = [one(text, add_special_tokens=False)["input_ids"] for one in (ours, theirs)]
+        if ids[0] != ids[1] or not same:
+            raise VocabularyMismatchError(
+                f"the tokenizers of {target.path} and {draft.path} have the same tokens but differ "
+                f"in their merges or on {text[:30]!r}; build the draft with the target's tokenizer"
+            )
 
 
 def _merges(tokenizer: Any) -> Any:
     """Merges of a BPE tokenizer, in order; None for other tokenizers."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     return None if backend is None else json.loads(backend.to_str())["model"].get("merges")
-
-
-def _differing_text(ours: Any, theirs: Any) -> str | None:
-    draws = random.Random(0)
-    numbers = range(len(ours))
-    strings = [ours.decode(draws.choices(numbers, k=12)) for _ in range(_NUM_STRINGS)]
-    for text in (*SAMPLES, *PROBES, *strings):
-        ids = [one(text, add_special_tokens=False)["input_ids"] for one in (ours, theirs)]
-        if ids[0] != ids[1]:
-            return f"on {text[:30]!r}"
-    return None
 
 
 def manifest_of(model: str) -> Path:

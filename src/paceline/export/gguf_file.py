@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from paceline.errors import UnsupportedModelError, UsageError
-from paceline.models.gguf.architectures import ARCHITECTURES, ROPE_FACTORS
+from paceline.models.gguf.architectures import ARCHITECTURES, PAIRS, ROPE_FACTORS
 from paceline.models.gguf.conversion import open_gguf, rotated_by_pairs, tensor_names
-from paceline.models.gguf.pre_tokenizers import name_of
-from paceline.models.gguf.vocabulary import ENDS
+from paceline.models.gguf.vocabulary import ENDS, name_of
 from paceline.models.hf.architectures import context_length
 
 if TYPE_CHECKING:
@@ -85,6 +84,7 @@ def write_gguf(
     writer.close()
 
 
+_ROPES = ("default", "linear", "llama3")
 _TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "q8_0": "Q8_0"}
 
 
@@ -100,8 +100,8 @@ def refuse_unknown(config: Any) -> None:
     elif windowed and window < (context_length(config) or 0):
         fault = f"llama.cpp ignores the sliding window of {window} tokens in a {config.model_type}"
         advice = "serve it by vLLM or SGLang (--to vllm), or choose a draft without a window"
-    elif (setting := _unknown_rope(config.rope_parameters)) is not None:
-        fault = f"rotary positions with {setting} are not supported as GGUF"
+    elif (kind := config.rope_parameters.get("rope_type", "default")) not in _ROPES:
+        fault = f"rotary positions with rope_type={kind} are not supported as GGUF"
     else:
         return
     raise UnsupportedModelError(f"{fault}; {advice}")
@@ -110,34 +110,6 @@ def refuse_unknown(config: Any) -> None:
 _ALTERNATIVE = (
     "export a directory (--to transformers) and convert it with llama.cpp's convert_hf_to_gguf.py"
 )
-_ROPE_KEYS: dict[str, dict[str, Any]] = {  # settings of each type; those with a value have only it
-    "default": {},
-    "linear": {"factor": None},
-    "llama3": {
-        **dict.fromkeys(("factor", "original_max_position_embeddings")),
-        "low_freq_factor": 1,
-        "high_freq_factor": 4,
-    },
-    "yarn": {
-        **dict.fromkeys(("factor", "original_max_position_embeddings", "attention_factor")),
-        "beta_fast": 32,
-        "beta_slow": 1,
-        "truncate": True,
-    },
-}
-
-
-def _unknown_rope(rope: Mapping[str, Any]) -> str | None:
-    """The first setting that llama.cpp does not have, as `name=value`."""
-    kind = rope.get("rope_type", "default")
-    if kind not in _ROPE_KEYS:
-        return f"rope_type={kind}"
-    known = _ROPE_KEYS[kind] | {"rope_theta": None, "partial_rotary_factor": 1.0}
-    known |= {"rope_type": kind, "type": kind}  # its old name, which transformers keeps
-    for name, value in rope.items():
-        if value is not None and (name not in known or known[name] not in (None, value)):
-            return f"{name}={value}"
-    return None
 
 
 def _add_sizes(writer: GGUFWriter, config: Any, family: str) -> None:
@@ -157,17 +129,9 @@ def _add_rope(writer: GGUFWriter, rope: Mapping[str, Any]) -> None:
     import gguf
 
     writer.add_rope_freq_base(rope["rope_theta"])
-    if rope.get("rope_type") not in ("linear", "yarn"):
-        return
-    factor = rope["factor"]
-    writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
-    writer.add_rope_scaling_factor(factor)
-    if rope["rope_type"] == "yarn":
-        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
-        if (attention := rope.get("attention_factor")) is not None:
-            # llama.cpp multiplies by the usual factor itself
-            usual = 1 + 0.1 * math.log(factor) if factor > 1 else 1.0
-            writer.add_rope_scaling_attn_factors(attention / usual)
+    if rope.get("rope_type") == "linear":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(rope["factor"])
 
 
 def head_width(config: Any) -> int:
@@ -190,7 +154,7 @@ def _tensors(hf: Any, family: str) -> list[tuple[str, Tensor]]:
                 f"{name} of this {config.model_type} has no name in a GGUF file; export a "
                 "directory (--to transformers) and serve it with another engine"
             )
-        if known.pairs:
+        if family in PAIRS:
             weight = rotated_by_pairs(name, weight, config)
         found.append((label, weight))
     if (factors := _rope_factors(hf)) is not None:
@@ -231,18 +195,13 @@ _LOOKS_SPECIAL = re.compile("<[|\uff5c].*[|\uff5c]>")
 def _add_tokenizer(
     writer: GGUFWriter, tokenizer: Any, source: str, num_rows: int, ends: Sequence[int]
 ) -> None:
-    """Write the keys of a tokenizer with `num_rows` tokens; `ends` are those that end a text.
-
-    Raises:
-        UnsupportedModelError: llama.cpp has no equivalent of this tokenizer, as far as known here.
-    """
+    """Write the keys of a tokenizer with `num_rows` tokens; `ends` are those that end a text."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise UnsupportedModelError(
             f"{source} has no tokenizer.json, which the GGUF export needs; {_OTHER_TOKENIZER}"
         )
     settings = json.loads(backend.to_str())
-    _refuse_other(settings, source)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(_pre_tokenizer(settings, source))
     tokens, kinds = _tokens(tokenizer, settings, num_rows)
@@ -269,39 +228,21 @@ def _copy_keys(writer: GGUFWriter, path: Path) -> None:
             writer.add_key_value(field.name, field.contents(), kind, inner)
 
 
-def _refuse_other(settings: dict[str, Any], source: str) -> None:
-    """Raise unless this is a byte-level BPE as llama.cpp's."""
-    model = settings["model"]
-    kind = (settings.get("normalizer") or {}).get("type", "NFC")
-    others = ("byte_fallback", "dropout", "continuing_subword_prefix", "end_of_word_suffix")
-    if model["type"] != "BPE" or kind != "NFC" or any(model.get(name) for name in others):
-        raise UnsupportedModelError(
-            f"the tokenizer of {source} is not a plain byte-level BPE, which the GGUF export "
-            f"needs; {_OTHER_TOKENIZER}"
-        )
-    for token in settings["added_tokens"]:
-        for name in ("lstrip", "rstrip", "single_word"):
-            if token.get(name):
-                raise UnsupportedModelError(
-                    f"the tokenizer of {source} has {name}=true for {token['content']}, which "
-                    f"llama.cpp does not know; {_OTHER_TOKENIZER}"
-                )
-
-
 def _pre_tokenizer(settings: dict[str, Any], source: str) -> str:
-    """llama.cpp's name of the pre-tokenizer, derived from the settings of the tokenizer.
+    """llama.cpp's name of the pre-tokenizer of a byte-level BPE, derived from its settings.
 
     So a new vocabulary with a known pre-tokenizer is supported.
     """
-    splits = settings.get("pre_tokenizer") or {}
-    ignore_merges = bool(settings["model"].get("ignore_merges"))
-    name = name_of(splits, ignore_merges=ignore_merges)
+    model, kind = settings["model"], (settings.get("normalizer") or {}).get("type", "NFC")
+    others = ("byte_fallback", "dropout", "continuing_subword_prefix", "end_of_word_suffix")
+    name = None
+    if model["type"] == "BPE" and kind == "NFC" and not any(model.get(each) for each in others):
+        ignore_merges = bool(model.get("ignore_merges"))
+        name = name_of(settings.get("pre_tokenizer"), ignore_merges=ignore_merges)
     if name is None:
-        parts = [part.get("type") for part in splits.get("pretokenizers", [splits])]
         raise UnsupportedModelError(
-            f"the tokenizer of {source} has pre-tokenizers {parts} with "
-            f"ignore_merges={str(ignore_merges).lower()}, for which llama.cpp has no name; "
-            f"{_OTHER_TOKENIZER}"
+            f"the tokenizer of {source} is not a byte-level BPE whose pre-tokenizer llama.cpp has "
+            f"a name for; {_OTHER_TOKENIZER}"
         )
     return name
 
@@ -353,11 +294,5 @@ def _add_ends(writer: GGUFWriter, tokenizer: Any, tokens: list[str], ends: Seque
     """Write the tokens that end a text and that llama.cpp does not know by their texts."""
     known = {tokenizer.eos_token_id, *(n for n, token in enumerate(tokens) if token in ENDS)}
     left = [number for number in ends if number not in known and number < len(tokens)]
-    keys = (writer.add_eot_token_id, writer.add_eom_token_id)
-    if len(left) > len(keys):
-        raise UnsupportedModelError(
-            f"{len(left)} tokens end a text besides EOS ({left}), of which a GGUF file holds "
-            f"{len(keys)}; {_OTHER_TOKENIZER}"
-        )
-    for add, number in zip(keys, left, strict=False):
+    for add, number in zip((writer.add_eot_token_id, writer.add_eom_token_id), left, strict=False):
         add(number)

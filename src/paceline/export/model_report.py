@@ -1,36 +1,24 @@
-"""What Paceline reads in a model, what it was compared with, and what it can do with it."""
+"""What Paceline reads in a model, and what it was compared with."""
 
 from __future__ import annotations
 
-import itertools
 import warnings
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from paceline.config import StrictModel
 from paceline.data.examples import record_examples
 from paceline.data.prompts import CorpusConfig, Record, read_records
-from paceline.errors import PacelineError, SlowerWarning, UnsupportedModelError
-from paceline.export.gguf_file import refuse_unknown
+from paceline.errors import SlowerWarning, UnsupportedModelError
 from paceline.models import load_model, prepare_for_decoding
 from paceline.models.admission.model import Admission, admit
 from paceline.models.answer_text import answer_text
-from paceline.models.drafts.layers import layer_lists
-from paceline.models.hf.architectures import (
-    WINDOW_IN_CONFIG,
-    num_decoder_layers,
-    num_encoder_layers,
-    outer_lists,
-    settings_of,
-)
+from paceline.models.hf.architectures import num_decoder_layers, num_encoder_layers
 from paceline.models.loading import files_of
 from paceline.models.prepare import describe_pass
 from paceline.native import library_in_use
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from paceline.data.examples import Example
+    from paceline.data.collate import TokenRow
     from paceline.models import HfModel
 
 _CHAT = ({"role": "user", "content": "What is 2+2?"}, {"role": "assistant", "content": "It is 4."})
@@ -60,18 +48,6 @@ class TrainedText(StrictModel):
     trained_tokens: list[str]
 
 
-class Use(StrictModel):
-    """Something that Paceline does with models.
-
-    Attributes:
-        name: What it is.
-        fault: Why it is not possible for this model; None if it is.
-    """
-
-    name: str
-    fault: str | None = None
-
-
 class ModelReport(StrictModel):
     """Everything that is known of a model after loading it.
 
@@ -79,7 +55,6 @@ class ModelReport(StrictModel):
         path: As given by the user.
         facts: Architecture, sizes, settings and checks, in the order of display.
         examples: Texts as alignment would use them.
-        uses: What Paceline can do with it.
         warnings: Warnings while loading.
         faults: Checks that failed; empty if the model can be used.
     """
@@ -87,7 +62,6 @@ class ModelReport(StrictModel):
     path: str
     facts: dict[str, str]
     examples: list[TrainedText]
-    uses: list[Use]
     warnings: list[str]
     faults: list[str]
 
@@ -114,9 +88,7 @@ def inspect(path: str, chat: CorpusConfig | None = None) -> ModelReport:
             model = load_model(path)
         except UnsupportedModelError as error:
             faults = [str(error)]
-            return ModelReport(
-                path=path, facts={}, examples=[], uses=[], warnings=[], faults=faults
-            )
+            return ModelReport(path=path, facts={}, examples=[], warnings=[], faults=faults)
         admission = admit(model, files_of(model, path))
         prepared = prepare_for_decoding(model)
     facts = _facts(model) | {
@@ -133,7 +105,6 @@ def inspect(path: str, chat: CorpusConfig | None = None) -> ModelReport:
         path=path,
         facts=facts,
         examples=[] if model.tokenizer is None else _examples(model, chat),
-        uses=_uses(model),
         warnings=[text for text in texts if text not in faults],
         faults=faults,
     )
@@ -152,44 +123,12 @@ def _facts(model: HfModel) -> dict[str, str]:
         "architecture": f"{config.model_type} ({type(hf).__name__}), {layers} layers",
         "parameters": f"{model.num_parameters:,} in {str(model.dtype).removeprefix('torch.')}",
         "context": limit,
-        "windows": _windows(model),
-        "rope": _rope(config.get_text_config(decoder=True)),
         "vocabulary": f"{model.vocab_size:,} tokens, {len(head.weight):,} rows of logits",
         "stop tokens": _tokens(model, model.eos_token_ids),
     }
     if model.decoder_prompt is not None:
         found["decoder prompt"] = _tokens(model, model.decoder_prompt)
     return found
-
-
-def _windows(model: HfModel) -> str:
-    """Windows of the modules that transformers built, and in how many layers."""
-    config: Any = model.hf.config
-    counts: Counter[int] = Counter()
-    for layer in itertools.chain.from_iterable(outer_lists(model.hf)):
-        sizes = {
-            value
-            for module in layer.modules()
-            for name, value in settings_of(module)
-            if "window" in name and isinstance(value, int) and not isinstance(value, bool)
-        }
-        if config.model_type in WINDOW_IN_CONFIG and config.sliding_window:
-            sizes.add(config.sliding_window)
-        counts.update(sizes)
-    found = [f"{size:,} tokens in {count} layers" for size, count in sorted(counts.items())]
-    return ", ".join(found) or "none"
-
-
-def _rope(config: Any) -> str:
-    settings = getattr(config, "rope_parameters", None) or {}
-    nested = {name: value for name, value in settings.items() if isinstance(value, dict)}
-    parts: list[str] = []
-    for name, rope in (nested or {"": settings}).items():
-        values = [
-            f"{key} {value}" for key, value in sorted(rope.items()) if type(value) is not list
-        ]
-        parts.append(" ".join([name, ", ".join(values)]).strip())
-    return "; ".join(part for part in parts if part) or "none"
 
 
 def _tokens(model: HfModel, tokens: tuple[int, ...]) -> str:
@@ -240,10 +179,10 @@ def _examples(model: HfModel, chat: CorpusConfig | None) -> list[TrainedText]:
     return [trained_text(each, tokenizer) for each in examples]
 
 
-def trained_text(example: Example, tokenizer: Any) -> TrainedText:
+def trained_text(example: TokenRow, tokenizer: Any) -> TrainedText:
     """An example of training text, as it is shown."""
     tokens = list(example.tokens)
-    begin = len(tokens) if example.trained_from is None else example.trained_from
+    begin = example.trained_from
     given = list(example.source) if example.source is not None else tokens[:begin]
     return TrainedText(
         where=example.where,
@@ -252,31 +191,3 @@ def trained_text(example: Example, tokenizer: Any) -> TrainedText:
         num_given=len(given),
         trained_tokens=tokenizer.convert_ids_to_tokens(tokens[begin:]),
     )
-
-
-def _uses(model: HfModel) -> list[Use]:
-    encodes = model.decoder_prompt is not None
-    rollback = None
-    if not model.rolls_back:
-        rollback = "its state cannot be rolled back"
-    directory = "engines serve encoder-decoders without drafts" if encodes else None
-    return [
-        Use(name="decode, perplexity"),
-        Use(name="draft, or target of drafts", fault=rollback),
-        Use(name="align", fault=_fault(lambda: model.head)),
-        Use(name="draft from its layers", fault=_fault(lambda: layer_lists(model.hf))),
-        Use(name="export to transformers"),
-        Use(name="export to vLLM and SGLang", fault=directory),
-        Use(
-            name="export to llama.cpp",
-            fault=directory or _fault(lambda: refuse_unknown(model.hf.config)),
-        ),
-    ]
-
-
-def _fault(attempt: Callable[[], object]) -> str | None:
-    try:
-        attempt()
-    except PacelineError as error:
-        return str(error)
-    return None

@@ -4,10 +4,8 @@ pair.py         loads target, draft and prompts; samples texts
 acceptance.py   teacher-forced scores of texts by both models
 latency.py      times passes and requests; chooses the number of drafted tokens per block
 engine_costs.py times an engine's steps; the file with their costs
-measurement.py  the `measure` command: acceptance, cost, speedup
-drafts.py       several drafts on the same texts, compared in pairs
+measurement.py  the `measure` command: acceptance, cost, speedup; drafts compared in pairs
 verdict.py      expected speedups; GO, NO-GO or UNDECIDED, with the reason
-served_runs.py  starts an engine with and without the draft in turn
 agreement.py    an engine's counters and their prediction; whether they agree
 served.py       `measure --engine`: counters of an engine beside the prediction
 analysis.py     quality and speedup of rules, predicted from the same scores
@@ -17,9 +15,14 @@ losslessness.py tests of greedy and sampled speculative text against the target
 results.py      figures of a measurement by name, from its rows
 """
 
-from paceline.measure.drafts import DraftComparison, measure_drafts
 from paceline.measure.losslessness import LosslessnessReport, VerifyConfig, verify_losslessness
-from paceline.measure.measurement import MeasureConfig, Measurement, measure
+from paceline.measure.measurement import (
+    DraftComparison,
+    MeasureConfig,
+    Measurement,
+    measure,
+    measure_drafts,
+)
 
 measure_draft = measure  # for `paceline`, where `measure` is this package
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -29,8 +29,9 @@ from paceline.decode.decoder import shared_context
 from paceline.errors import UsageError
 from paceline.models.admission.trial import check_finite
 from paceline.models.compatibility import check_same_vocabulary
-from paceline.models.contract import decoder_contexts, decoder_prompt_of
+from paceline.models.contract import decoder_contexts
 from paceline.progress import Progress, silent
+from paceline.results.row import Row, rounded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -59,17 +60,6 @@ def budgets_of(
     return torch.tensor(free, dtype=torch.int64).clamp(1, max_new_tokens)
 
 
-def within_context(
-    models: Sequence[Model],
-    prompts: Sequence[Sequence[int]],
-    texts: Sequence[Sequence[int]],
-    max_new_tokens: int,
-) -> list[Sequence[int]]:
-    """The texts, cut where the shortest context of the models ends."""
-    most = as_list(budgets_of(models, prompts, max_new_tokens))
-    return [text[:count] for text, count in zip(texts, most, strict=True)]
-
-
 def check_longest(longest: int) -> None:
     """Raise UsageError if the longest text has no token that a block could draft."""
     if longest < 2:
@@ -77,6 +67,22 @@ def check_longest(longest: int) -> None:
             "every text has 1 token, which comes from the target's prefill, so no block drafts; "
             "use other prompts or more new tokens"
         )
+
+
+def usable_gammas(gammas: Sequence[int], longest: int, budget: int) -> list[int]:
+    """The gammas that fit the texts: blocks draft neither the first token nor the last of a budget.
+
+    `longest`: number of tokens of the longest text; `budget`: maximum number of tokens of a text.
+    """
+    check_longest(longest)
+    most = max(1, budget - 2)
+    usable = sorted({gamma for gamma in gammas if gamma <= most})
+    if not usable:
+        raise UsageError(
+            f"blocks draft at most {most} tokens in texts of at most {budget} tokens, but the "
+            f"smallest gamma is {min(gammas)}; ask for smaller gammas or more new tokens"
+        )
+    return usable
 
 
 @dataclass(frozen=True)
@@ -102,18 +108,8 @@ class PairTexts:
     @cached_property
     def completions(self) -> list[Sequence[int]]:
         """The texts, cut where the shorter context ends."""
-        return within_context(self.pair, self.prompts, self.written, self._longest)
-
-    @cached_property
-    def num_beyond(self) -> list[int]:
-        """Tokens of each text that were cut, but lie in the target's context."""
-        whole = within_context((self.target,), self.prompts, self.written, self._longest)
-        return [len(all_) - len(part) for all_, part in zip(whole, self.completions, strict=True)]
-
-    @property
-    def _longest(self) -> int:
-        longest = max(map(len, self.written), default=0)
-        return longest if self.max_new_tokens is None else self.max_new_tokens
+        most = as_list(self.budgets)
+        return [text[:count] for text, count in zip(self.written, most, strict=True)]
 
     @property
     def pair(self) -> tuple[Model, Model]:
@@ -138,7 +134,8 @@ class PairTexts:
     @property
     def most(self) -> int:
         """Maximum number of tokens of a text."""
-        return max(self.lengths, default=0) if self.max_new_tokens is None else self.max_new_tokens
+        longest = max(map(len, self.written), default=0)
+        return longest if self.max_new_tokens is None else self.max_new_tokens
 
     @property
     def batch_size(self) -> int:
@@ -175,7 +172,7 @@ def score_texts(
     parts: list[list[Tensor]] = []
     done: list[int] = []
     limit = None  # prompts of an encoder-decoder take no space in its decoder
-    if decoder_prompt_of(of.target) is None:
+    if of.target.decoder_prompt is None:
         limit = shared_context(*of.pair)
     progress("scoring", 0, count)
     lengths = list(map(len, of.prompts))
@@ -222,6 +219,37 @@ def _score_batch(
         torch.where(mask_BT, score.cpu(), 0) for score in scores
     )
     return TextScores(acceptance, survival, greedy_draft, agreement, mask_BT, *more)
+
+
+def rows_of_texts(
+    texts: PairTexts, scores: TextScores, gammas: Sequence[int], **fields: Any
+) -> list[Row]:
+    """The row of scored texts, then one per usable gamma, ascending, with the expected blocks.
+
+    Args:
+        texts: The texts.
+        scores: Their scores.
+        gammas: Drafted tokens per block.
+        fields: Other fields of the rows.
+    """
+    budget_B = texts.budgets
+    parts = {
+        "tokens": scores.mask_BT,
+        "acceptance": scores.acceptance_BT,
+        "greedy_acceptance": scores.greedy_draft_BT,
+        "agreement": scores.agreement_BT,
+        "cross_entropy": scores.cross_entropy_BT,
+    }
+    known = {name: part_BT for name, part_BT in parts.items() if part_BT is not None}
+    sums = {name: rounded(part_BT.sum(-1)) for name, part_BT in known.items()}
+    rows = [Row(sums=sums, **fields)]
+    for gamma in usable_gammas(gammas, max(texts.lengths), int(budget_B.max())):
+        tokens_B, blocks_B = scores.tokens_and_blocks(gamma, budget_B)
+        blocks = {"emitted": rounded(tokens_B), "calls": rounded(blocks_B)}
+        drafted = float(scores.drafted_tokens(gamma, budget_B).sum() / blocks_B.sum())
+        of_gamma = rows[0].extended({}, {"drafted_per_block": drafted}, gamma=gamma)
+        rows.append(of_gamma.model_copy(update={"sums": sums | blocks}))
+    return rows
 
 
 @torch.inference_mode()

@@ -16,7 +16,6 @@ runs, and an engine with R = 0.95 to agree in at most 2.5%.
 # B requests, T positions, G drafted tokens of a block
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -24,7 +23,6 @@ import torch
 from paceline.config import StrictModel
 from paceline.core.bootstrap import LEAST_UNITS, Interval, difference_interval, ratio_interval
 from paceline.core.speed import accepted_by_position, drafted_tokens
-from paceline.engines.kinds import KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -32,7 +30,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paceline.core.text_scores import TextScores
-    from paceline.engines.contract import Conventions, Served
+    from paceline.engines.contract import EngineClass, Served
     from paceline.results.row import Row
 
 _AGREES, _DIFFERS = (0.95, 1.05), (0.98, 1.02)
@@ -74,31 +72,29 @@ def predicted_counts(
     scores: TextScores,
     gamma: int,
     max_new_tokens: int,
-    conventions: Conventions,
+    engine: EngineClass,
 ) -> Counts:
-    """Expected counts of an engine with these conventions over these texts.
+    """Expected counts of the engine over these texts.
 
     Positions after the end of a text, where the draft is unknown, count with the text's mean.
     """
     whole = scores.acceptance_BT, scores.survival_BT, scores.mask_BT
-    acceptance_BT, survival_BT, mask_BT = (
-        whole if conventions.drafts_first_token else scores.drafted
-    )
-    budget = max_new_tokens - (not conventions.drafts_first_token)
+    acceptance_BT, survival_BT, mask_BT = whole if engine.drafts_first_token else scores.drafted
+    budget = max_new_tokens - (not engine.drafts_first_token)
     length_B = mask_BT.sum(-1)
     budget_B, starts_before = torch.full_like(length_B, budget), None
-    if conventions.counts_behind_end:
+    if engine.counts_behind_end:
         budget_B, starts_before = length_B + gamma + 1, length_B
         acceptance_BT, survival_BT, extended_BT = (
             _extended(part, mask_BT, gamma) for part in (acceptance_BT, survival_BT, mask_BT)
         )
         mask_BT = extended_BT.bool()
-    elif not conventions.counts_empty_blocks:
+    elif not engine.counts_empty_blocks:
         starts_before = budget_B - 1
     by_position_BG, blocks_B = accepted_by_position(
         *(acceptance_BT, survival_BT, mask_BT, gamma), budget=budget_B, starts_before=starts_before
     )
-    if conventions.counts_behind_end:
+    if engine.counts_behind_end:
         drafted_B = gamma * blocks_B
     else:
         drafted_B = drafted_tokens(survival_BT, mask_BT, gamma, budget=budget_B)
@@ -140,7 +136,6 @@ class Agreement(StrictModel):
         decided: False if there is no verdict; then `agrees` is false.
         reason: The figures that differ, with possible causes.
         ratio: Tokens per target call, served / predicted, paired by request.
-        more_requests: Estimated number of further requests for a verdict; 0 if decided.
         num_different: At temperature 0, requests with another number of blocks than predicted;
             rounding may swap tokens with nearly equal logits. Else None.
     """
@@ -149,7 +144,6 @@ class Agreement(StrictModel):
     decided: bool = True
     reason: str
     ratio: Interval
-    more_requests: int = 0
     num_different: int | None = None
 
     def __str__(self) -> str:
@@ -168,9 +162,7 @@ class Agreement(StrictModel):
         return {"agrees": 0, "differs": 1, "undecided": 3}[self.word]
 
 
-def decide_agreement(
-    served: Counts, predicted: Counts, *, engine: str, greedy: bool = False
-) -> Agreement:
+def decide_agreement(served: Counts, predicted: Counts, *, greedy: bool = False) -> Agreement:
     """Decide by the rules above.
 
     `predicted`: expected counts. `greedy`: at temperature 0, where the text decides the counts.
@@ -182,35 +174,28 @@ def decide_agreement(
     if greedy:
         different = int(((served.blocks_B - predicted.blocks_B).abs().round() > 0).sum())
 
-    def verdict(reason: str, *, agrees: bool = False, more: int = 0) -> Agreement:
+    def verdict(reason: str, *, agrees: bool = False, decided: bool = True) -> Agreement:
         return Agreement(
-            agrees=agrees,
-            decided=not more,
-            reason=reason,
-            ratio=ratio,
-            more_requests=more,
-            num_different=different,
+            agrees=agrees, decided=decided, reason=reason, ratio=ratio, num_different=different
         )
 
     if count < LEAST_UNITS or blocks < _LEAST_BLOCKS:
-        wanted = max(LEAST_UNITS, math.ceil(_LEAST_BLOCKS * count / max(blocks, 1)))
         reason = (
             f"{count} requests with {blocks} blocks, but a verdict needs {LEAST_UNITS} and "
-            f"{_LEAST_BLOCKS}; set num_prompts={wanted} or more and give as many prompts"
+            f"{_LEAST_BLOCKS}; raise num_prompts and give as many prompts"
         )
-        return verdict(reason, more=max(wanted - count, 1))
+        return verdict(reason, decided=False)
     words = "" if not different else f"; {different} of {count} requests have other counts"
     if off := list(_shown_to_differ(served, predicted, ratio)):
-        return verdict(f"{'; '.join(off)}{words}; known reasons: {KINDS[engine].reasons}")
+        return verdict(f"{'; '.join(off)}{words}")
     figure = f"tokens per target call are {ratio} times the prediction"
     if _AGREES[0] <= ratio.low and ratio.high <= _AGREES[1]:
         return verdict(f"{figure}{words}", agrees=True)
-    more = _more_requests(ratio, count)
     reason = (
-        f"{figure}, neither shown to be within 5% of it nor to be off by 2%{words}; about {more} "
-        f"more requests would decide: set num_prompts={count + more} and give as many prompts"
+        f"{figure}, neither shown to be within 5% of it nor to be off by 2%{words}; raise "
+        "num_prompts and give as many prompts"
     )
-    return verdict(reason, more=more)
+    return verdict(reason, decided=False)
 
 
 def _shown_to_differ(served: Counts, predicted: Counts, ratio: Interval) -> Iterator[str]:
@@ -225,18 +210,3 @@ def _shown_to_differ(served: Counts, predicted: Counts, ratio: Interval) -> Iter
         difference = difference_interval([over], [under], confidence=confidence)
         if difference.low > _TOLERANCE or difference.high < -_TOLERANCE:
             yield f"acceptance at position {position}, served - predicted, {difference}"
-
-
-def _more_requests(ratio: Interval, count: int) -> int:
-    """Further requests for a verdict, if R stays and widths shrink with the root of the number."""
-    value, low, high = (math.log(max(bound, 1e-9)) for bound in ratio)
-    least, most, below, above = map(math.log, (*_AGREES, *_DIFFERS))
-    roots: list[float] = []
-    if least < value < most:
-        roots.append(max((value - low) / (value - least), (high - value) / (most - value)))
-    if value < below:
-        roots.append((high - value) / (below - value))
-    if value > above:
-        roots.append((value - low) / (value - above))
-    needed = count * min(roots) ** 2
-    return max(1, math.ceil(needed) - count) if math.isfinite(needed) else count

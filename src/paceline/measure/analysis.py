@@ -19,18 +19,16 @@ from torch import Tensor
 from paceline.config import Result, fields_of
 from paceline.core.divergences import total_variation
 from paceline.core.rule_base import Bonus, Position, as_read, with_bonus
-from paceline.core.rules import DEFAULT_RULES, BinaryCascade
+from paceline.core.rules import DEFAULT_RULES
 from paceline.core.sampling import UNTEMPERED, to_probs
 from paceline.core.speed import drafted_tokens, examined_places, tokens_and_blocks
 from paceline.data.input_checks import InputChecks, checked
 from paceline.environment import environment
-from paceline.errors import UsageError
 from paceline.extensions import RuleChoice
-from paceline.measure.acceptance import PairTexts, forced_logits
+from paceline.measure.acceptance import PairTexts, forced_logits, usable_gammas
 from paceline.measure.latency import PassCosts, PassTimer
-from paceline.measure.measurement import usable_gammas
 from paceline.measure.pair import PairConfig, load_models, sample_texts
-from paceline.measure.results import disturbance_of_rows, gamma_of
+from paceline.measure.results import disturbance
 from paceline.models.compatibility import without_rollback
 from paceline.models.loading import fingerprint
 from paceline.progress import Progress, silent
@@ -77,8 +75,6 @@ def rule_effect(
 
     Paper: Narasimhan et al. 2024, lemma 3 (a rule with target pi rejects with TVD(pi, q)).
     """
-    if isinstance(rule, BinaryCascade):
-        return _binary_effect(rule, at, tokens_T)
     read = at if sampling is None else as_read(rule, at, sampling)
     kept = at.draft * rule.accept_at(read)
     induced = rule.induced_at(read)
@@ -88,21 +84,6 @@ def rule_effect(
         total_variation(at.target, induced),
         _kl(at.target, induced),
         _surprisal(induced, at),
-    )
-
-
-def _binary_effect(rule: BinaryCascade, at: Position, tokens_T: Tensor) -> RuleEffect:
-    p, q = at.target, at.draft
-    deferred = rule.defers(at)[..., 0]
-    tvd = total_variation(p, q)
-    kept, of_q = _at(torch.minimum(p, q), tokens_T), _at(q, tokens_T)
-    of_p = _at(p, tokens_T)
-    return RuleEffect(
-        torch.where(deferred, tvd, 0),
-        torch.where(deferred, _share(kept, of_p), _share(of_q, of_q)),
-        torch.where(deferred, 0, tvd),
-        torch.where(deferred, 0, _kl(p, q)),
-        torch.where(deferred, _surprisal(p, at), _surprisal(q, at)),
     )
 
 
@@ -121,15 +102,8 @@ def analyze_rules(
     Returns:
         For each rule its effect on the texts, then a row per gamma, also with its blocks. The only
         setting is `gamma`.
-
-    Raises:
-        UsageError: no text or no rule.
     """
     lengths = texts.lengths
-    if not rules or not lengths:
-        raise UsageError(
-            f"got {len(rules)} rules and {len(lengths)} texts; give at least one of each"
-        )
     shape = (len(rules), len(lengths), max(lengths))
     totals = RuleEffect(*(torch.zeros(shape) for _ in RuleEffect._fields))
     for number, (prompt, completion) in enumerate(
@@ -144,7 +118,7 @@ def analyze_rules(
         progress("analyzing rules", number + 1, len(lengths))
     lengths_B = torch.tensor(lengths)
     mask_BT = torch.arange(max(lengths)) < lengths_B[:, None]
-    budget_B, beyond_B = texts.budgets, torch.tensor(texts.num_beyond)
+    budget_B = texts.budgets
     base = Row(
         population="texts",
         units=tuple(range(len(lengths))),
@@ -159,8 +133,7 @@ def analyze_rules(
         means = zip(_MEANS, (part_BT.double().sum(-1) for part_BT in means_BT), strict=True)
         own = base.extended({name: part_B for name, part_B in means if part_B.isfinite().all()})
         parts = rejection_BT[:, first:], survival_BT[:, first:], mask_BT[:, first:]
-        limits = budget_B - first, beyond_B
-        found.append([own, *(_blocks(own, *parts, *limits, gamma) for gamma in gammas)])
+        found.append([own, *(_blocks(own, *parts, budget_B - first, gamma) for gamma in gammas)])
     return found
 
 
@@ -170,17 +143,15 @@ def _blocks(
     survival_BT: Tensor,
     mask_BT: Tensor,
     budget_B: Tensor,
-    beyond_B: Tensor,
     gamma: int,
 ) -> Row:
-    """The row with the blocks of gamma tokens, and a block for each token beyond the context."""
+    """The row with the blocks of gamma tokens."""
     drafted, sums = 0.0, dict.fromkeys(_OF_BLOCKS, torch.zeros(len(mask_BT)))
     if mask_BT.any():
         blocks = survival_BT, mask_BT, gamma
         emitted_B, calls_B = tokens_and_blocks(1 - rejection_BT, *blocks, budget=budget_B)
         examined_BT = examined_places(*blocks, budget=budget_B)
         rejected_B = (examined_BT * rejection_BT.double()).sum(-1)
-        emitted_B, calls_B = emitted_B + beyond_B, calls_B + beyond_B
         values = emitted_B, calls_B, examined_BT.sum(-1), rejected_B
         sums = dict(zip(_OF_BLOCKS, values, strict=True))
         drafted = float(drafted_tokens(*blocks, budget=budget_B).sum() / calls_B.sum())
@@ -221,16 +192,13 @@ class AnalyzeConfig(PairConfig):
     """Configuration of `analyze`."""
 
     num_prompts: int = Field(default=16, ge=1)
-    text: Literal["target", "draft"] = "target"
-    """Model that generates the text. A rule's own text lies between the two."""
-    rules: tuple[RuleChoice, ...] = DEFAULT_RULES
+    rules: tuple[RuleChoice, ...] = Field(default=DEFAULT_RULES, min_length=1)
     bonus: Bonus = "rule"
     """What bonus tokens and first tokens follow: the rule, or the target, as in vLLM."""
     gammas: tuple[Annotated[int, Field(ge=1)], ...] = Field(default=(1, 2, 3, 4, 5), min_length=1)
     pass_repeats: int = Field(default=15, ge=1)
 
     def check(self, checks: InputChecks) -> None:
-        """Check the inputs; raises UsageError."""
         checks.device(self.device)
         models = checks.pair(self.target, self.draft)
         self.note_defaults(checks)
@@ -264,7 +232,7 @@ class PredictedFrontier(Result):
     @property
     def disturbance(self) -> str:
         """Why the block costs cannot be those of an idle machine; empty: they can."""
-        return disturbance_of_rows(self.rows) if self.timed else ""
+        return disturbance(self.rows) if self.timed else ""
 
     def fastest(self) -> list[Row]:
         """A row per rule: that of the gamma with the highest expected speedup."""
@@ -297,10 +265,8 @@ def analyze_models(
 ) -> PredictedFrontier:
     """Analyze two loaded models, with these fingerprints, on tokenized prompts."""
     prompts = prompts[: config.num_prompts]
-    completions: list[list[int]] = []
-    writer = draft if config.text == "draft" else target
-    sample_texts(writer, prompts, config, config.sampling, completions, progress)
-    texts = PairTexts(target, draft, prompts, completions, *config.scoring)
+    written = sample_texts(target, prompts, config, config.sampling, progress)
+    texts = PairTexts(target, draft, prompts, written, *config.scoring)
     gammas = usable_gammas(config.gammas, max(texts.lengths), config.max_new_tokens)
     timed = without_rollback(target, draft) is None
     if timed:
@@ -316,9 +282,7 @@ def analyze_models(
     for rule, (own, *blocks) in zip(config.rules, analyzed, strict=True):
         setting = _setting(config, rule)
         rows.append(own.extended(**setting))
-        for row in blocks:
-            gamma, drafted = gamma_of(row), row.totals["drafted_per_block"]
-            rows.append(costs.priced(row, gamma, drafted).extended(**setting))
+        rows += [costs.priced(row).extended(**setting) for row in blocks]
     rows = [row.model_copy(update=named) for row in rows]
     return PredictedFrontier(config=config, timed=timed, rows=rows, environment=environment())
 
@@ -327,7 +291,7 @@ def _setting(config: AnalyzeConfig, rule: RuleChoice) -> dict[str, Label]:
     parameters = {name: getattr(rule, name) for name in fields_of(type(rule))}
     values = [value for name, value in parameters.items() if name != "rule"]
     shown = (f"{value:g}" if isinstance(value, float) else str(value) for value in values)
-    setting = config.setting | {"text": config.text, "bonus": config.bonus}
+    setting = config.setting | {"bonus": config.bonus}
     setting |= {"rule": rule.name, "label": " ".join([rule.name, *shown])}
     return setting | {
         name: value if isinstance(value, str | int | float) else str(value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from paceline.core.sampling import SamplingParams
-    from paceline.engines.contract import Engine, Request, Served
+    from paceline.data.input_checks import InputChecks
+    from paceline.engines.contract import Engine, Request
     from paceline.models import HfModel
 
 _WRITER = "paceline measure --engine NAME --write-costs FILE"
@@ -55,38 +56,19 @@ class WithCosts(ModelsConfig):
             )
         return self
 
+    def check_costs(self, checks: InputChecks, gammas: Sequence[int]) -> None:
+        """Check that the costs of an engine, if there are any, are of some of these gammas."""
+        if self.costs is not None:
+            costs = read_costs(self.costs)
+            costs.usable(gammas, self.concurrency)
+            checks.lines.append(f"costs: {self.costs}, of {costs}")
 
-class Starts(StrictModel):
-    """Starts of an engine. A server that is started again may be faster or slower as a whole.
 
-    Attributes:
-        number: Starts of each configuration (drafted tokens per block, or no draft).
-        spread: Seconds per step of the slowest start / the fastest - 1, the largest of all
-            configurations.
-        seconds: Seconds until all servers were ready.
-    """
-
-    number: int = Field(default=1, ge=1)
-    spread: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    seconds: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-
-    @property
-    def in_intervals(self) -> bool:
-        """True if intervals of seconds are over starts."""
-        return self.number >= _LEAST_STARTS
-
-    @property
-    def words(self) -> str:
-        """Remark on the intervals of seconds."""
-        if self.number == 1:
-            return "variation between starts of a server is not in the intervals of seconds"
-        found = (
-            f"each server was started {self.number} times ({self.seconds:.0f} s in all), and "
-            f"starts differ by up to {self.spread:.1%}"
-        )
-        if self.in_intervals:
-            return f"{found}; intervals of seconds are over starts"
-        return f"{found}, which the intervals of seconds leave out ({_LEAST_STARTS} starts have it)"
+def words_of_starts(number: int) -> str:
+    """Remark on the intervals of seconds of servers that were started this many times each."""
+    if number < _LEAST_STARTS:
+        return "variation between starts of a server is not in the intervals of seconds"
+    return f"intervals of seconds are over {number} starts"
 
 
 def over_starts(within: Interval, by_start: Sequence[float]) -> Interval:
@@ -113,19 +95,12 @@ class StepCost(StrictModel):
         seconds: Of one step for the whole batch, with its interval: median over rounds, geometric
             mean over starts.
         seconds_by_start: Median of each start.
-        num_steps: Number of timed steps, summed over requests.
     """
 
     gamma: int = Field(ge=0)
     batch_size: int = Field(ge=1)
     seconds: Interval
     seconds_by_start: list[float]
-    num_steps: int = Field(ge=0)
-
-    @property
-    def key(self) -> tuple[int, int]:
-        """Gamma and batch size."""
-        return self.gamma, self.batch_size
 
 
 class EngineCosts(StrictModel):
@@ -135,9 +110,8 @@ class EngineCosts(StrictModel):
         drafting: How the engine samples draft tokens.
         drafts_in_full: The last block of a text drafts gamma tokens, too, beyond its end.
         full_vocabulary: The draft proposes from the full vocabulary.
-        mean_context: Mean number of tokens before a step.
         steps: One entry per gamma and batch size.
-        starts: Starts of the engine.
+        starts: Number of starts of each server.
         served: The configuration of the measurement.
     """
 
@@ -149,9 +123,8 @@ class EngineCosts(StrictModel):
     full_vocabulary: bool
     target_parameters: int = Field(ge=1)
     draft_parameters: int = Field(ge=1)
-    mean_context: float = Field(ge=0, allow_inf_nan=False)
-    steps: list[StepCost]
-    starts: Starts
+    steps: list[StepCost] = Field(min_length=2)
+    starts: int = Field(default=1, ge=1)
     served: dict[str, object]
     environment: dict[str, object]
 
@@ -173,71 +146,47 @@ class EngineCosts(StrictModel):
         return KINDS[self.engine].proposals(self.drafting, sampling)
 
     def step_costs(self, gammas: Sequence[int], batch_size: int) -> PassCosts:
-        """The costs of `usable` gammas at a timed batch size."""
+        """The costs of timed gammas at a timed batch size."""
         return PassCosts.of_blocks(
             self._step(0, batch_size).seconds.value,
-            {gamma: self._block_s(gamma, batch_size) for gamma in gammas},
+            {gamma: self._step(gamma, batch_size).seconds.value for gamma in gammas},
             engine=str(self),
             drafts_in_full=self.drafts_in_full,
             errors={gamma: self._error(gamma, batch_size) for gamma in gammas},
         )
 
     def _error(self, gamma: int, batch_size: int) -> Interval:
-        """Relative error of block / plain step at the nearest timed gamma: 1 with its interval."""
-        nearest = min(self.gammas, key=lambda timed: abs(timed - gamma))
-        block, plain = self._step(nearest, batch_size), self._step(0, batch_size)
-        if self.starts.in_intervals:
-            pairs = zip(block.seconds_by_start, plain.seconds_by_start, strict=True)
-            return over_starts(Interval(1.0, 1.0, 1.0), [a / b for a, b in pairs])
+        """Relative error of block / plain step: 1 with its interval."""
+        block, plain = self._step(gamma, batch_size), self._step(0, batch_size)
         low = block.seconds.low / block.seconds.value * plain.seconds.value / plain.seconds.high
         high = block.seconds.high / block.seconds.value * plain.seconds.value / plain.seconds.low
-        return Interval(1.0, low, high)
+        pairs = zip(block.seconds_by_start, plain.seconds_by_start, strict=True)
+        return over_starts(Interval(1.0, low, high), [a / b for a, b in pairs])
 
     def usable(self, gammas: Sequence[int], batch_size: int) -> tuple[int, ...]:
-        """The gammas within the range of the timed ones.
-
-        Raises:
-            UsageError: No gamma is in the range, or the batch size was not timed.
-        """
+        """The gammas that were timed."""
         if batch_size not in self.batch_sizes:
             raise UsageError(
                 f"costs were measured at batch sizes {', '.join(map(str, self.batch_sizes))}, not "
                 f"{batch_size}; change concurrency, or measure with other write_costs.batch_sizes"
             )
-        least, most = self.gammas[0], self.gammas[-1]
-        usable = tuple(gamma for gamma in gammas if least <= gamma <= most)
+        usable = tuple(gamma for gamma in gammas if gamma in self.gammas)
         if not usable:
             raise UsageError(
-                f"costs were measured for {least} to {most} drafted tokens per block; none of "
-                f"{list(gammas)} is within; change gammas, or measure with other write_costs.gammas"
+                f"costs were measured for {', '.join(map(str, self.gammas))} drafted tokens per "
+                f"block, for none of {list(gammas)}; change gammas, or measure with other "
+                "write_costs.gammas"
             )
         return usable
 
-    def _block_s(self, gamma: int, batch_size: int) -> float:
-        """Interpolated between timed gammas."""
-        above = min(timed for timed in self.gammas if timed >= gamma)
-        below = max(timed for timed in self.gammas if timed <= gamma)
-        low, high = (self._step(timed, batch_size).seconds.value for timed in (below, above))
-        return low + (high - low) * (gamma - below) / ((above - below) or 1)
-
     def _step(self, gamma: int, batch_size: int) -> StepCost:
-        return next(step for step in self.steps if step.key == (gamma, batch_size))
+        wanted = gamma, batch_size
+        return next(step for step in self.steps if (step.gamma, step.batch_size) == wanted)
 
 
 def read_costs(path: Path) -> EngineCosts:
-    """Read a file that `measure --engine --write-costs` wrote.
-
-    Raises:
-        ConfigError: The file cannot be read or has another content.
-        UsageError: Some gamma lacks the costs at some batch size.
-    """
-    costs = read_result(EngineCosts, path, _WRITER)
-    complete = {(gamma, size) for gamma in (0, *costs.gammas) for size in costs.batch_sizes}
-    if not costs.gammas or complete != {step.key for step in costs.steps}:
-        raise UsageError(
-            f"{path} lacks the costs of some gamma or batch size; write it again with `{_WRITER}`"
-        )
-    return costs
+    """Read a file that `measure --engine --write-costs` wrote; raises ConfigError."""
+    return read_result(EngineCosts, path, _WRITER)
 
 
 def load_models_of(
@@ -249,9 +198,6 @@ def load_models_of(
     """Load both models, as the engine uses them if there are `costs`.
 
     `target`: the target of another pair, loaded before.
-
-    Raises:
-        UsageError: a model or the pair of tokenizers cannot be used, or the costs are of others.
     """
     full = costs is not None and costs.full_vocabulary
     pair = load_models(config, progress, target, full_vocabulary=full)
@@ -284,32 +230,6 @@ class WriteCosts(StrictModel):
     num_rounds: int = Field(default=12, ge=_MIN_ROUNDS)
 
 
-class _Round(NamedTuple):
-    """Of long answers less short ones, summed over requests."""
-
-    seconds: float
-    steps: int
-    drafted: int
-
-
-def _per_step(rounds: Sequence[_Round]) -> list[float]:
-    """Seconds per step of the rounds that have steps."""
-    return [round_.seconds / round_.steps for round_ in rounds if round_.steps > 0]
-
-
-def _check(engine: str, gamma: int, rounds: Sequence[_Round]) -> None:
-    """Raise EngineError if the rounds of a start give no cost."""
-    steps = sum(round_.steps for round_ in rounds)
-    drafted = sum(round_.drafted for round_ in rounds)
-    if gamma and 2 * drafted < gamma * steps:  # blocks at ends of texts are shorter
-        raise EngineError(
-            f"{engine} drafted {drafted / max(steps, 1):.1f} tokens per block where {gamma} were "
-            "requested; check that engine.options do not limit drafts and texts do not end early"
-        )
-    if not _per_step(rounds) or statistics.median(_per_step(rounds)) <= 0:
-        raise _no_steps(gamma)
-
-
 def _no_steps(gamma: int) -> EngineError:
     return EngineError(
         f"cannot time the engine's steps at gamma {gamma}: texts end early, or the machine is "
@@ -317,13 +237,13 @@ def _no_steps(gamma: int) -> EngineError:
     )
 
 
-def _cost(gamma: int, batch_size: int, by_start: Sequence[Sequence[_Round]]) -> StepCost:
-    medians = [statistics.median(_per_step(rounds)) for rounds in by_start]
-    relative = [
-        seconds / median
-        for rounds, median in zip(by_start, medians, strict=True)
-        for seconds in _per_step(rounds)
-    ]
+def _cost(gamma: int, batch_size: int, by_start: Sequence[Sequence[float]]) -> StepCost:
+    """The cost of a step, from the seconds per step of the rounds of each start."""
+    medians = [statistics.median(rounds) if rounds else 0.0 for rounds in by_start]
+    if min(medians) <= 0:
+        raise _no_steps(gamma)
+    pairs = zip(by_start, medians, strict=True)
+    relative = [seconds / median for rounds, median in pairs for seconds in rounds]
     around = median_interval(torch.tensor(relative))
     if len(relative) < _MIN_ROUNDS or around.low <= 0:
         raise _no_steps(gamma)
@@ -334,7 +254,6 @@ def _cost(gamma: int, batch_size: int, by_start: Sequence[Sequence[_Round]]) -> 
         batch_size=batch_size,
         seconds=over_starts(within, medians),
         seconds_by_start=medians,
-        num_steps=sum(round_.steps for rounds in by_start for round_ in rounds),
     )
 
 
@@ -353,7 +272,7 @@ class StepTimer:
     ) -> None:
         self._config, self._requests, self._progress = config, requests, progress
         self._num_starts = num_starts
-        self._rounds: dict[tuple[int, int], list[list[_Round]]] = {}
+        self._seconds: dict[tuple[int, int], list[list[float]]] = {}
 
     @property
     def gammas(self) -> list[int]:
@@ -364,64 +283,43 @@ class StepTimer:
         """Time the steps of running engines, interleaved, in the rounds of this start.
 
         `engines`: by gamma; 0 without a draft.
-
-        Raises:
-            EngineError: An engine did not answer, drafts fewer tokens, or its texts are too short.
         """
         num_rounds = self._config.num_rounds
         for batch_size in sorted(set(self._config.batch_sizes)):
-            rounds: dict[int, list[_Round]] = {gamma: [] for gamma in engines}
+            for gamma in engines:
+                self._seconds.setdefault((gamma, batch_size), []).append([])
             for number in range(start, num_rounds, self._num_starts):
                 for gamma, engine in engines.items():
-                    rounds[gamma].append(self._round(engine, gamma, batch_size, number))
+                    seconds, steps = self._round(engine, gamma, batch_size, number)
+                    if steps > 0:
+                        self._seconds[gamma, batch_size][-1].append(seconds / steps)
                 gammas = "/".join(map(str, engines))
                 stage = f"timing steps (gamma {gammas}, batch size {batch_size})"
                 self._progress(stage, number + 1, num_rounds)
-            for gamma, of_start in rounds.items():
-                _check(engines[gamma].name, gamma, of_start)
-                self._rounds.setdefault((gamma, batch_size), []).append(of_start)
 
     def costs(self) -> list[StepCost]:
         """Seconds per step by gamma and batch size: geometric mean over starts of the median.
 
         The interval is over at least 3 starts. With fewer it is that of the median of all rounds,
         each divided by its start's median.
-
-        Raises:
-            EngineError: Too few rounds have steps.
         """
-        return [_cost(*key, by_start) for key, by_start in sorted(self._rounds.items())]
+        return [_cost(*key, by_start) for key, by_start in sorted(self._seconds.items())]
 
-    def _round(self, engine: Engine, gamma: int, batch_size: int, number: int) -> _Round:
+    def _round(self, engine: Engine, gamma: int, batch_size: int, number: int) -> tuple[float, int]:
+        """Seconds and steps of long answers less those of short ones, summed over requests."""
         count = batch_size * (_REQUESTS_PER_SLOT if batch_size > 1 else 1)
         indices = range(number * count, (number + 1) * count)
         full = [self._requests[index % len(self._requests)] for index in indices]
         shortened = [_shortened(request) for request in full]
         # fills the prefix cache of servers that have one
         engine.serve_together(shortened, batch_size)
-        long, short = (
-            _counted(engine.serve_together(batch, batch_size), gamma) for batch in (full, shortened)
-        )
-        return _Round(
-            long.seconds - short.seconds, long.steps - short.steps, long.drafted - short.drafted
-        )
-
-
-def _counted(answers: Served, gamma: int) -> _Round:
-    if not gamma:
-        return _Round(answers.seconds, len(answers.tokens), 0)
-    blocks = answers.blocks or BlockCounts()
-    return _Round(answers.seconds, blocks.num_blocks, blocks.num_drafted)
+        long, short = (engine.serve_together(batch, batch_size) for batch in (full, shortened))
+        steps = [
+            (one.blocks or BlockCounts()).num_blocks if gamma else len(one.tokens)
+            for one in (long, short)
+        ]
+        return long.seconds - short.seconds, steps[0] - steps[1]
 
 
 def _shortened(request: Request) -> Request:
     return request._replace(max_new_tokens=max(2, request.max_new_tokens // _SHORTENING))
-
-
-def mean_context(requests: Sequence[Request]) -> float:
-    """Mean number of tokens before a timed step, if every text has its full length."""
-    middles = [
-        len(request.prompt) + (_shortened(request).max_new_tokens + request.max_new_tokens) / 2
-        for request in requests
-    ]
-    return sum(middles) / len(middles)

@@ -7,7 +7,6 @@ both sides. Passes are compared by medians, requests by bootstrap intervals.
 from __future__ import annotations
 
 import contextlib
-import math
 import statistics
 import time
 from dataclasses import dataclass, field, replace
@@ -15,37 +14,33 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from paceline.core.block import DrawPlan, DrawRequest, UniformRows, VerifyRequest
+from paceline.core.block import DrawPlan, DrawRequest, Uniforms, VerifyRequest
 from paceline.core.bootstrap import LEAST_UNITS, Interval, least_values, median_interval
 from paceline.core.rules import Lossless
-from paceline.core.sampling import SamplingParams, as_list, proposal_params
+from paceline.core.sampling import SamplingParams, proposal_params
 from paceline.core.speed import break_even_acceptance
 from paceline.core.stats import DecodeStats, TimedAnswer, Times
 from paceline.decode.block import draw, verify
 from paceline.decode.decoder import shared_context
 from paceline.decode.text import count_blocks
-from paceline.errors import ContextLengthError, UsageError
-from paceline.measure.results import disturbance, gamma_of, value_of
-from paceline.models import prepare_for_decoding
+from paceline.errors import UsageError
+from paceline.measure.results import gamma_of, value_of
 from paceline.models.compatibility import check_rollback, check_same_vocabulary
-from paceline.models.contract import decoder_contexts, decoder_prompt_of, source_vocab_size_of
+from paceline.models.contract import decoder_contexts
 from paceline.progress import Progress, silent
 from paceline.results.figures import FIGURES
 from paceline.results.row import sums_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+    from collections.abc import Generator, Iterable, Mapping, Sequence
 
     from paceline.core.block import Drafted
     from paceline.decode.decoder import Decoder
     from paceline.measure.acceptance import PairTexts
     from paceline.models.contract import Model, ModelSession
-    from paceline.models.hf.base import HfModel
     from paceline.results.row import Row
 
 _WARM_TOKENS = 8
-_DRAFT_GAMMAS, _DRAFT_REPEATS = (1, 2, 3, 4, 5), 20
-_DRAFT_CONTEXT = 32  # tokens before the timed passes
 _CHOOSING_PART = 4  # one request in four is for choosing gamma
 _MAX_CHOOSING = 8
 _NUM_ROUNDS = 2  # of choosing
@@ -57,8 +52,6 @@ class PassCosts:
     """Median seconds of one token from each model, of drafting and of verifying gamma tokens.
 
     Attributes:
-        target_start_s: Of an encoder-decoder: seconds from a source to the first logits, encoder
-            included; `draft_start_s`: the same of the draft.
         errors: Relative error of block / target pass by gamma: 1 with its 95% interval. Without the
             gammas that were timed in too few rounds for one.
         engine: The engine with these costs; empty: Paceline's decoder.
@@ -69,8 +62,6 @@ class PassCosts:
     draft_pass_s: float
     drafting_s: Mapping[int, float]
     verifying_s: Mapping[int, float]
-    target_start_s: float | None = None
-    draft_start_s: float | None = None
     errors: Mapping[int, Interval] = field(default_factory=dict[int, Interval])
     engine: str = ""
     drafts_in_full: bool = False
@@ -86,8 +77,6 @@ class PassCosts:
             median["draft", 1],
             {gamma: median["drafting", gamma] for gamma in gammas},
             {gamma: median["verifying", gamma] for gamma in gammas},
-            median.get(("target start", 0)),
-            median.get(("draft start", 0)),
         )
         if len(seconds["target", 1]) < least_values(0.95):
             return costs
@@ -166,25 +155,20 @@ class PassCosts:
         """Part of a block of gamma tokens that blocks of this mean length draft."""
         return 1.0 if self.drafts_in_full or drafted is None else drafted / gamma
 
-    def break_even(self, gamma: int) -> float:
-        """Acceptance above which a block is faster than plain decoding; inf if there is none."""
-        ratios = self.drafting_cost_ratio(gamma), self.block_cost_ratio(gamma)
-        return break_even_acceptance(gamma, *ratios)
+    def priced(self, row: Row) -> Row:
+        """A row with blocks, and what these cost, as totals with their bounds.
 
-    def priced(self, row: Row, gamma: int, drafted: float) -> Row:
-        """A row of blocks of gamma tokens with what these cost, as totals with their bounds.
-
-        `drafted`: mean number of drafted tokens per block, as in `block_cost`. In an engine c is
-        that of this gamma: it includes more than the draft's passes.
+        In an engine c is that of this gamma: it includes more than the draft's passes.
         """
-        c = self.drafting_cost_ratio(gamma)
+        gamma, drafted = gamma_of(row), row.totals["drafted_per_block"]
+        c, verifying = self.drafting_cost_ratio(gamma), self.block_cost_ratio(gamma)
         totals = {
             "cost_ratio": c if self.engine else self.cost_ratio,
             "drafting_cost_ratio": c,
-            "block_cost_ratio": self.block_cost_ratio(gamma),
+            "block_cost_ratio": verifying,
             "block_cost": self.block_cost(gamma, drafted),
             "needed_block_efficiency": self.block_cost(gamma),
-            "break_even_acceptance": self.break_even(gamma),
+            "break_even_acceptance": break_even_acceptance(gamma, c, verifying),
             "block_s": self.block_s(gamma),
         }
         bounds = self.bounds_of_cost(gamma, drafted)
@@ -217,12 +201,8 @@ class PassTimer:
             text = text[: max(limit - max(gammas, default=0) - 1, 1)]
         self._token, generated = text[-1], text[len(begun) :]
         self._target, self._draft = target.start_session(), draft.start_session()
-        self._starts: dict[str, Model] = {}
-        if decoder_prompt_of(target) is None:
+        if target.decoder_prompt is None:
             prompt, generated = text, ()
-        else:
-            self._starts = {"target start": target, "draft start": draft}
-        self._prompt = prompt
         for session in (self._target, self._draft):
             session.vocab_size = shared
             session.prefill([prompt])
@@ -253,16 +233,11 @@ class PassTimer:
     @torch.inference_mode()
     def time_once(self) -> None:
         """Time one token of each model, and one block of each gamma."""
-        for name, model in self._starts.items():
-            session = model.start_session()
-            start = _now([model])
-            session.prefill([self._prompt])
-            self._seconds.setdefault((name, 0), []).append(_now([model]) - start)
         self._draw("target", self._target, 1, self._sampling)
         self._draw("draft", self._draft, 1, self._draft_sampling)
         for gamma in self._gammas:
             drafted = self._draw("drafting", self._draft, gamma, self._draft_sampling)
-            uniforms = None if self._sampling.greedy else UniformRows([[0.5] * gamma], [0.5])
+            uniforms = None if self._sampling.greedy else Uniforms([[0.5] * gamma], [0.5])
             with self._timed("verifying", gamma, self._target):
                 request = VerifyRequest(
                     [self._token], drafted, [gamma], Lossless(), self._sampling, uniforms
@@ -289,25 +264,6 @@ class PassTimer:
     def costs(self) -> PassCosts:
         """Medians over the rounds so far."""
         return PassCosts.of_rounds(self._seconds, self._gammas)
-
-
-@torch.inference_mode()
-def time_draft(target: HfModel, draft: HfModel, *, seed: int = 0) -> str:
-    """What the draft costs in words, timed after a context of random tokens."""
-    rng = torch.Generator().manual_seed(seed)
-    halves = [size // 2 for size in (target.max_length, draft.max_length) if size]
-    length = max(1, min([_DRAFT_CONTEXT, *halves]))
-    num_tokens = source_vocab_size_of(target) or target.vocab_size
-    context = as_list(torch.randint(num_tokens, (length,), generator=rng))
-    pair = prepare_for_decoding(target), prepare_for_decoding(draft)
-    costs = PassTimer(*pair, context, _DRAFT_GAMMAS, SamplingParams()).run(_DRAFT_REPEATS)
-    cost = f"in Paceline's decoder a pass costs {costs.cost_ratio:.2f} of the target's"
-    if fault := disturbance({gamma: costs.block_cost(gamma) for gamma in _DRAFT_GAMMAS}):
-        return f"{cost}, but {fault}"
-    acceptance, gamma = min((costs.break_even(gamma), gamma) for gamma in _DRAFT_GAMMAS)
-    if math.isinf(acceptance):
-        return f"{cost}; it never breaks even"
-    return f"{cost}; it breaks even at an acceptance of {acceptance:.2f} (gamma {gamma})"
 
 
 def time_request(
@@ -342,20 +298,11 @@ def has_room(decoder: Decoder, prompt: Sequence[int], max_new_tokens: int) -> bo
 def warm_up(
     decoder: Decoder, prompts: Sequence[Sequence[int]], max_new_tokens: int, seed: int
 ) -> None:
-    """Decode the longest prompt once; on a GPU to its end, so that all CUDA graphs are captured.
-
-    Raises:
-        ContextLengthError: the prompt fills the context.
-    """
+    """Decode the longest prompt once; on a GPU to its end, so that all CUDA graphs are captured."""
     prompt = max(prompts, key=len)
     tokens = max_new_tokens if torch.cuda.is_available() else min(_WARM_TOKENS, max_new_tokens)
     free = decoder.remaining_context(prompt)
-    if free is not None and free < 1:
-        raise ContextLengthError(
-            f"a prompt has {len(prompt):,} tokens, but {decoder.context_in_words()}; use shorter "
-            "prompts"
-        )
-    decoder.generate([prompt], tokens if free is None else min(tokens, free), seed)
+    decoder.generate([prompt], tokens if free is None else max(1, min(tokens, free)), seed)
 
 
 class PairedTimes(NamedTuple):
@@ -390,40 +337,24 @@ def time_pairs(
     *,
     max_new_tokens: int,
     seed: int,
-    num_repeats: int,
     progress: Progress,
-    between: Callable[[], None] = lambda: None,
 ) -> PairedTimes:
     """Decode each prompt with both decoders, in alternating order.
 
     Texts end at a stop token, as in serving, so both decoders may generate different numbers of
-    tokens; compare seconds per token. `between` is called after each pair.
-
-    Raises:
-        ContextLengthError: a prompt and its new tokens do not fit the context.
-        UsageError: no text was long enough for drafting.
+    tokens; compare seconds per token.
     """
-    for row, prompt in enumerate(prompts):
-        if not has_room(method, prompt, max_new_tokens):
-            raise ContextLengthError(
-                f"prompt {row} has {len(prompt):,} tokens and max_new_tokens is {max_new_tokens}, "
-                f"but {method.context_in_words()}; lower max_prompt_tokens or max_new_tokens"
-            )
     for decoder in (baseline, method):
         warm_up(decoder, prompts, max_new_tokens, seed)
-    zeros = [Times()] * len(prompts)
-    times = PairedTimes(zeros.copy(), zeros.copy(), [DecodeStats()] * len(prompts))
+    times = PairedTimes([], [], [])
     sides = [(baseline, times.baseline), (method, times.method)]
-    num_runs = num_repeats * len(prompts)
-    for number in range(num_runs):
-        repeat, row = divmod(number, len(prompts))
-        for decoder, side in sides if (row + repeat) % 2 else sides[::-1]:
-            request = time_request(decoder, prompts[row], max_new_tokens, seed + number)
-            side[row] += request.times
+    for row, prompt in enumerate(prompts):
+        for decoder, side in sides if row % 2 else sides[::-1]:
+            request = time_request(decoder, prompt, max_new_tokens, seed + row)
+            side.append(request.times)
             if decoder is method:
-                times.counts[row] += request.stats
-        between()
-        progress("timing requests", number + 1, num_runs)
+                times.counts.append(request.stats)
+        progress("timing requests", row + 1, len(prompts))
     if not times.stats.num_drafted:
         raise UsageError(
             "every timed text ended before anything was drafted; use other prompts, or skip the "
@@ -452,63 +383,51 @@ def candidates(rows: Sequence[Row]) -> list[Row]:
     return chosen
 
 
-class Candidate:
-    """A gamma that is timed to choose one, and the seconds per block of its requests.
-
-    `scored`: the row of the scored texts with blocks of this gamma.
-    """
-
-    def __init__(self, scored: Row, decoder: Decoder) -> None:
-        self.scored = scored
-        self.decoder = decoder
-        self.num_requests = 0
-        self._block_s: list[float] = []
-
-    def add(self, request: TimedAnswer) -> None:
-        self.num_requests += 1
-        times = request.times
-        if num_blocks := request.stats.num_blocks:
-            self._block_s.append((times.seconds - times.first_seconds) / num_blocks)
-
-    @property
-    def row(self) -> Row:
-        """`scored` with the median seconds per block, which is robust to interruptions."""
-        totals = {name: value for name, value in self.scored.totals.items() if name != "block_s"}
-        if self._block_s:
-            totals["block_s"] = statistics.median(self._block_s)
-        totals["num_requests"] = self.num_requests
-        setting = self.scored.setting | {"timed": "choosing"}
-        return self.scored.model_copy(update={"setting": setting, "totals": totals})
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Tokens per second after the first; 0 without blocks."""
-        return value_of(self.row, "decoding_tokens_per_s") or 0.0
-
-
 def choose_gamma(
-    tried: Sequence[Candidate],
+    tried: Sequence[tuple[Row, Decoder]],
     prompts: Sequence[Sequence[int]],
     *,
     max_new_tokens: int,
     seed: int,
     progress: Progress,
-) -> Candidate:
-    """Time the candidates. -> the fastest.
+) -> tuple[int, list[Row]]:
+    """Time the candidates, the rows of scored texts with blocks of a gamma, and their decoders.
 
     Candidates are compared by predicted tokens per block / measured seconds per block: a few
     requests suffice to measure the cost of a block, but not its number of tokens. Each of two
     rounds uses half of the prompts; the second is without the slowest of three candidates. Do not
     reuse these requests to measure the speedup, since they selected gamma.
+
+    Returns:
+        The place of the fastest, and the rows with the median seconds per block, which is robust to
+        interruptions.
     """
-    for candidate in tried:
-        warm_up(candidate.decoder, prompts, max_new_tokens, seed)
-    running = list(tried)
+    block_s: list[list[float]] = [[] for _ in tried]
+    num_requests = [0] * len(tried)
+
+    def timed(place: int) -> Row:
+        scored, _ = tried[place]
+        totals = {name: value for name, value in scored.totals.items() if name != "block_s"}
+        totals |= {"block_s": statistics.median(block_s[place])} if block_s[place] else {}
+        totals["num_requests"] = num_requests[place]
+        changes = {"setting": scored.setting | {"timed": "choosing"}, "totals": totals}
+        return scored.model_copy(update=changes)
+
+    def speed(place: int) -> float:
+        return value_of(timed(place), "decoding_tokens_per_s") or 0.0
+
+    for _, decoder in tried:
+        warm_up(decoder, prompts, max_new_tokens, seed)
+    running = list(range(len(tried)))
     for number, prompt in enumerate(prompts):
         if number == (len(prompts) + 1) // 2 and len(running) > _NUM_ROUNDS:
-            running.remove(min(running, key=lambda candidate: candidate.tokens_per_s))
+            running.remove(min(running, key=speed))
         for index in range(len(running)):
-            candidate = running[(index + number) % len(running)]
-            candidate.add(time_request(candidate.decoder, prompt, max_new_tokens, seed + number))
+            place = running[(index + number) % len(running)]
+            request = time_request(tried[place][1], prompt, max_new_tokens, seed + number)
+            num_requests[place] += 1
+            if num_blocks := request.stats.num_blocks:
+                seconds = request.times.seconds - request.times.first_seconds
+                block_s[place].append(seconds / num_blocks)
         progress("choosing gamma", number + 1, len(prompts))
-    return max(running, key=lambda candidate: candidate.tokens_per_s)
+    return max(running, key=speed), list(map(timed, range(len(tried))))

@@ -26,19 +26,15 @@ from paceline.core.goodness_of_fit import equal_mass_cells, g_test
 from paceline.core.rules import Lossless
 from paceline.core.sampling import SamplingParams, proposal_params, to_probs
 from paceline.data.input_checks import InputChecks, checked
-from paceline.decode import SpeculativeDecoder
+from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.errors import NOT_DONE, VERDICT
-from paceline.measure.acceptance import forced_logits
+from paceline.measure.acceptance import forced_logits, penalised_text
 from paceline.measure.pair import Pair, PairConfig, load_beside
-from paceline.measure.reference import (
-    REFERENCE_TEXTS,
-    logit_gap,
-    reference_greedy,
-    reference_logits,
-    reference_name,
-)
 from paceline.models import load_model, prepare_for_decoding
 from paceline.models.compatibility import check_same_vocabulary
+from paceline.models.contract import decoder_contexts
+from paceline.models.hf.base import HfModel
+from paceline.models.hf.plain_text import REFERENCE, greedy_texts, plain_text_logits
 from paceline.models.loading import tokenizer_of
 from paceline.progress import Progress, silent
 from paceline.results.row import Row, Source
@@ -83,11 +79,83 @@ class VerifyConfig(PairConfig):
         return TIE_FLOAT32 if self.dtype == "float32" else TIE_16_BITS
 
     def check(self, checks: InputChecks) -> None:
-        """Check the inputs; raises UsageError."""
         checks.device(self.device)
         models = checks.pair(self.target, self.draft)
-        checks.drafting(self.target, self.draft)
         self.check_prompts(checks, models[:1], new_tokens=1)
+
+
+def reference_name(model: Model) -> str:
+    """What computes the expected texts and distributions of a target."""
+    return REFERENCE if isinstance(model, HfModel) else "the target's own sessions"
+
+
+def reference_greedy(
+    model: Model,
+    prompt: Sequence[int],
+    max_new_tokens: int,
+    sampling: SamplingParams,
+    vocab_size: int,
+) -> list[int]:
+    """The greedy text after a prompt; only the penalty of `sampling` is used.
+
+    A transformers model is asked by generate(), without Paceline's decoding. A model of another
+    kind, such as a table, has sessions only; its own decoder is the reference then.
+    """
+    if not isinstance(model, HfModel):
+        decoder = AutoregressiveDecoder(model, sampling.model_copy(update={"temperature": 0.0}))
+        decoder.vocab_size = vocab_size
+        return decoder.generate([prompt], max_new_tokens)[0].tokens
+    (context,) = decoder_contexts(model, [prompt])
+    limit, length = model.max_length, max_new_tokens
+    if limit is not None:
+        length = min(length, limit - len(context))
+    (text,) = greedy_texts(
+        model,
+        [prompt],
+        length,
+        repetition_penalty=sampling.repetition_penalty,
+        vocab_size=vocab_size,
+        forces_eos=length == max_new_tokens,  # not where the context ends
+    )
+    return text
+
+
+@torch.inference_mode()
+def reference_logits(
+    model: Model,
+    prompts: Sequence[Sequence[int]],
+    texts: Sequence[Sequence[int]],
+    sampling: SamplingParams,
+    vocab_size: int,
+) -> list[Tensor]:
+    """Logits before each token of each text, penalty applied, [T, V] each.
+
+    Of a transformers model: by a pass over the whole text without a cache.
+    """
+    if not isinstance(model, HfModel):
+        return [
+            forced_logits(model, prompt, text, sampling, vocab_size)
+            for prompt, text in zip(prompts, texts, strict=True)
+        ]
+    rows = zip(prompts, texts, plain_text_logits(model, prompts, texts), strict=True)
+    return [
+        penalised_text(model, prompt, text, logits_TV[:, :vocab_size], sampling)
+        for prompt, text, logits_TV in rows
+    ]
+
+
+def logit_gap(
+    model: Model,
+    prompt: Sequence[int],
+    tokens: Sequence[int],
+    sampling: SamplingParams,
+    vocab_size: int,
+) -> float:
+    """Difference of the reference's two highest logits after these tokens."""
+    # the logits are those before each token, so append an arbitrary one
+    (logits_TV,) = reference_logits(model, [prompt], [[*tokens, 0]], sampling, vocab_size)
+    best, second = logits_TV[-1].topk(2).values
+    return float(best - second)
 
 
 class GreedyCheck(StrictModel):
@@ -288,20 +356,14 @@ def check_greedy(
     sampling = config.sampling.model_copy(update={"temperature": 0.0})
     speculative = models.decoder(rule, config, sampling)
     reference, settings = models.reference, (sampling, models.vocab_size)
-    progress(REFERENCE_TEXTS, 0, len(prompts))
-    written = reference_greedy(reference, prompts, config.max_new_tokens, *settings, progress)
-    progress(REFERENCE_TEXTS, len(prompts), len(prompts))
     sums: dict[str, list[float]] = {"tokens": [], "identical": [], "ties": []}
     first_difference: str | None = None
     for start in range(0, len(prompts), config.batch_size):
         batch = prompts[start : start + config.batch_size]
         got = speculative.generate(batch, config.max_new_tokens)
         for row, have in enumerate(got, start):
-            want = written[row]
-            if first_split(want, have.tokens) is not None and len(prompts) > 1:
-                # alone: padding changes what some models write
-                one = [prompts[row]], config.max_new_tokens
-                (want,) = reference_greedy(reference, *one, *settings)
+            # alone: padding changes what some models write
+            want = reference_greedy(reference, prompts[row], config.max_new_tokens, *settings)
             split = first_split(want, have.tokens)
             tie = split is not None and (
                 logit_gap(reference, prompts[row], want[:split], *settings) < config.tie
@@ -310,7 +372,7 @@ def check_greedy(
                 first_difference = first_difference or _describe(row, split, want, have.tokens)
             for name, value in zip(sums, (len(want), split is None, tie), strict=True):
                 sums[name].append(value)
-        progress("greedy texts of the pair", start + len(batch), len(prompts))
+        progress("greedy texts", start + len(batch), len(prompts))
     row = _row(config, f"prompts of {config.prompts.path}", sums, rule, sampling)
     return GreedyCheck(row=row, first_difference=first_difference)
 

@@ -1,26 +1,28 @@
 """Measures whether a draft is worth serving: acceptance, cost, speedup, verdict."""
 
-# B texts, T positions
 from __future__ import annotations
 
-import html
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, cast
 
-import torch
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from paceline.config import Options, Result
+from paceline.core.bootstrap import Interval, difference_interval
 from paceline.core.sampling import as_list
-from paceline.data.input_checks import InputChecks, checked, note
+from paceline.data.input_checks import InputChecks, checked
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.environment import begin, environment
 from paceline.errors import UsageError
-from paceline.measure.acceptance import PairTexts, check_longest, score_texts
-from paceline.measure.engine_costs import EngineCosts, WithCosts, load_models_of, read_costs
+from paceline.measure.acceptance import PairTexts, rows_of_texts, score_texts
+from paceline.measure.engine_costs import (
+    EngineCosts,
+    WithCosts,
+    load_models_of,
+    read_costs,
+    words_of_starts,
+)
 from paceline.measure.latency import (
-    Candidate,
     PassTimer,
     candidates,
     choose_gamma,
@@ -28,37 +30,31 @@ from paceline.measure.latency import (
     time_pairs,
 )
 from paceline.measure.pair import PairConfig, sample_texts
-from paceline.measure.prompt_checks import check_costs
-from paceline.measure.results import disturbance_of_rows, gamma_of
-from paceline.measure.verdict import Verdict, decide, decide_by_expected, not_timed
+from paceline.measure.results import ACCEPTANCE, disturbance, gamma_of, value_of
+from paceline.measure.verdict import Verdict, best_code, decide, decide_by_expected, not_timed
 from paceline.models.compatibility import without_rollback
 from paceline.models.loading import fingerprint
 from paceline.progress import Progress, silent
 from paceline.results.figures import FIGURES, as_values
-from paceline.results.frame import as_html
 from paceline.results.row import Row, Source, select
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from torch import Tensor
-
-    from paceline.core.bootstrap import Interval
-    from paceline.core.text_scores import TextScores
-    from paceline.measure.latency import PairedTimes, PassCosts
     from paceline.models.contract import Model
     from paceline.models.inspection import ModelFacts
+    from paceline.results.figures import Figure
 
-# The prefill gives the first token, and a block leaves one token of the budget to the target.
-_MIN_TIMED_TOKENS = 3
+
+_PASSES = ("target_pass_s", "draft_pass_s", "cost_ratio")
+_SPEEDUPS = ("mbsu", "predicted_speedup", "expected_speedup")
 
 
 class MeasureConfig(WithCosts, PairConfig):
     """Configuration of `measure`.
 
     Attributes:
-        other_drafts: Further drafts, measured on the same texts by `measure_drafts`. In a file,
-            `draft` may be a list of all.
+        other_drafts: Further drafts, measured on the same texts by `measure_drafts`.
         timed_prompts: Number of timed requests, including those that choose gamma; 0: no timing.
     """
 
@@ -69,25 +65,6 @@ class MeasureConfig(WithCosts, PairConfig):
     )
     pass_repeats: int = Field(default=31, ge=1)
     timed_prompts: int = Field(default=16, ge=0)
-    timed_repeats: int = Field(default=1, ge=1)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _first_and_others(cls, values: Any) -> Any:
-        if not isinstance(values, dict):
-            return values
-        given = cast("dict[str, Any]", values)
-        if not (isinstance(drafts := given.get("draft"), list | tuple) and drafts):
-            return given
-        first, *others = cast("Sequence[Any]", drafts)
-        return given | {"draft": first, "other_drafts": others}
-
-    @model_serializer(mode="wrap")
-    def _without_no_others(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        values = fields(self)
-        if not self.other_drafts:
-            values.pop("other_drafts", None)
-        return values
 
     @property
     def drafts(self) -> list[str]:
@@ -95,18 +72,11 @@ class MeasureConfig(WithCosts, PairConfig):
         return [self.draft, *self.other_drafts]
 
     def check(self, checks: InputChecks) -> None:
-        """Check the inputs; raises UsageError."""
         checks.device(self.device)
-        check_costs(checks, self, self.gammas)
+        self.check_costs(checks, self.gammas)
         models = [model for draft in self.drafts for model in self._checked_pair(checks, draft)]
         self.note_defaults(checks)
-        paths = [Path(draft).expanduser().resolve() for draft in self.drafts]
-        if twice := [path for path in paths if paths.count(path) > 1]:
-            raise UsageError(f"the draft {twice[0]} is given twice; name each draft once")
-        num_timed = 0 if self.costs is not None else min(self.timed_prompts, self.num_prompts)
-        # a timed request is decoded in full
-        timed = num_timed, self.max_new_tokens
-        self.check_prompts(checks, models, new_tokens=1, timed=timed)
+        self.check_prompts(checks, models, new_tokens=1)
 
     def _checked_pair(self, checks: InputChecks, draft: str) -> list[ModelFacts]:
         """Check target and draft; of several, an error names the draft."""
@@ -127,7 +97,6 @@ class Measurement(Result):
             of the verdict. The units are the numbers of the prompts.
         acceptance_by_position: Expected acceptance of the first, second, ... new token, over the
             texts that contain it.
-        timed_gammas: Gammas with measured costs in the engine; those between are interpolated.
     """
 
     schema_version: Literal[2] = 2
@@ -135,13 +104,9 @@ class Measurement(Result):
     config: MeasureConfig
     rows: list[Row] = Field(min_length=1)
     acceptance_by_position: list[float]
-    timed_gammas: tuple[int, ...] = ()
     verdict: Verdict
     environment: dict[str, object]
-    computed: ClassVar = (
-        *("figures", "best_gamma"),
-        *("target_fingerprint", "draft_fingerprint", "disturbance"),
-    )
+    computed: ClassVar = ("figures", "best_gamma", "disturbance")
 
     @model_serializer(mode="wrap")
     def _with_figures(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -152,8 +117,6 @@ class Measurement(Result):
         return fields(self) | {
             "figures": figures,
             "best_gamma": self.best_gamma,
-            "target_fingerprint": self.fingerprint("target"),
-            "draft_fingerprint": self.fingerprint("draft"),
             "disturbance": self.disturbance,
         }
 
@@ -201,7 +164,7 @@ class Measurement(Result):
     @property
     def disturbance(self) -> str:
         """Why the block costs cannot be those of an idle machine; empty: they can."""
-        return disturbance_of_rows(self.blocks)
+        return disturbance(self.blocks)
 
     def figure(self, name: str, row: Row | None = None) -> Interval:
         """A figure of a row, by default of the scored texts, with its interval."""
@@ -211,16 +174,6 @@ class Measurement(Result):
     def summary(self) -> str:
         """The verdict with its reason."""
         return str(self.verdict)
-
-    def _repr_html_(self) -> str:
-        """The verdict, and a line per gamma, for notebooks."""
-        return f"<p>{html.escape(str(self.verdict))}</p>{as_html(self.blocks, _OF_NOTEBOOKS)}"
-
-
-_OF_NOTEBOOKS = (
-    *("gamma", "expected_acceptance", "block_efficiency", "break_even_acceptance"),
-    *("predicted_speedup", "expected_speedup"),
-)
 
 
 def measure(config: MeasureConfig, progress: Progress = silent) -> Measurement:
@@ -243,7 +196,7 @@ def measure(config: MeasureConfig, progress: Progress = silent) -> Measurement:
 def measure_each(config: MeasureConfig, progress: Progress = silent) -> list[Measurement]:
     """As `measure`, for each draft: the target is loaded, and writes its texts, once."""
     checked(config)
-    costs, target, texts = None, None, list[list[int]]()
+    costs, target, texts = None, None, None
     if config.costs is not None:
         costs = read_costs(config.costs)
         config = as_served(config, costs)
@@ -253,17 +206,14 @@ def measure_each(config: MeasureConfig, progress: Progress = silent) -> list[Mea
         one = config.model_copy(update={"draft": draft, "other_drafts": []})
         pair = load_models_of(one, costs, progress, target)
         target, prompts = pair.target, one.read_prompts(pair)
+        texts = texts or sample_texts(target, prompts, one, one.sampling, progress)
         marks |= {"draft": fingerprint(draft)}
         found.append(measure_models(*pair, prompts, one, progress, costs, marks, texts))
     return found
 
 
 def as_served(config: MeasureConfig, costs: EngineCosts) -> MeasureConfig:
-    """The configuration with the engine's gammas and draft sampling, and without timing.
-
-    Raises:
-        UsageError: The costs lack the gammas or the batch size, or have other draft sampling.
-    """
+    """The configuration with the engine's gammas and draft sampling, and without timing."""
     drafts = costs.proposals(config.sampling)
     if config.draft_sampling not in (None, drafts):
         raise UsageError(
@@ -284,215 +234,229 @@ def measure_models(
     progress: Progress = silent,
     engine: EngineCosts | None = None,
     fingerprints: Mapping[str, str] = MappingProxyType({}),
-    completions: list[list[int]] | None = None,
+    completions: Sequence[Sequence[int]] | None = None,
 ) -> Measurement:
     """Measure two models, with these fingerprints, prepared for decoding, on tokenized prompts.
 
     `engine`: costs of an engine, used instead of timing passes. `completions`: texts of the target
-    after the first prompts, as `sample_texts` gives them; those that it lacks are added to it.
+    after the prompts, as `sample_texts` gives them.
     """
-    if config.timed_prompts and config.max_new_tokens < _MIN_TIMED_TOKENS:
-        raise UsageError(
-            f"max_new_tokens is {config.max_new_tokens}, too few to draft and time a block; "
-            f"ask for {_MIN_TIMED_TOKENS} or more, or skip the timing with timed_prompts=0"
-        )
     prompts = prompts[: config.num_prompts]
-    completions = [] if completions is None else completions
-    sample_texts(target, prompts, config, config.sampling, completions, progress)
+    if completions is None:
+        completions = sample_texts(target, prompts, config, config.sampling, progress)
     texts = PairTexts(target, draft, prompts, completions, *config.scoring)
-    scored = ScoredTexts.of(texts, score_texts(texts, progress))
-    if beyond := sum(texts.num_beyond):
-        note(
-            f"{beyond / (beyond + sum(texts.lengths)):.0%} of the tokens lie beyond the draft's "
-            "context, where the target writes alone; acceptance is that of the others"
-        )
+    scores = score_texts(texts, progress)
     sizes = {"target": target.num_parameters, "draft": draft.num_parameters}
-    source = Source.here("measure", fingerprints=dict(fingerprints), sizes=sizes)
-    row = _row_of_texts(scored, config, source)
+    row, *blocks = rows_of_texts(
+        texts,
+        scores,
+        config.gammas,
+        population=f"prompts of {config.prompts.path}",
+        units=tuple(range(len(prompts))),
+        setting=config.setting | {"parameter_ratio": sizes["draft"] / sizes["target"]},
+        source=Source.here("measure", fingerprints=dict(fingerprints), sizes=sizes),
+    )
     acceptance = FIGURES["expected_acceptance"].measure(row)
-    gammas = scored.usable_gammas(config.gammas)
-    architecture = without_rollback(target, draft)
+    architecture, setting = without_rollback(target, draft), dict[str, str | int]()
     costs, timed = None, list[Row]()
+    gammas = [gamma_of(of_gamma) for of_gamma in blocks]
     if engine is not None:
         costs = engine.step_costs(gammas, config.concurrency)
-        row = row.extended(engine=costs.engine, concurrency=config.concurrency)
+        setting = {"engine": costs.engine, "concurrency": config.concurrency}
     elif architecture is None:
         costs = PassTimer.within(texts, gammas).run(config.pass_repeats, progress)
     if costs is not None:
-        row = row.extended({}, _pass_costs(costs))
-    blocks = [_row_of_gamma(row, gamma, scored, costs) for gamma in gammas]
+        seconds = {name: getattr(costs, name) for name in _PASSES}
+        row, *blocks = (one.extended({}, seconds, **setting) for one in (row, *blocks))
+        blocks = [costs.priced(of_gamma) for of_gamma in blocks]
     if engine is None and architecture is not None:
         verdict = not_timed(acceptance, architecture)
     elif config.timed_prompts and engine is None:  # also if no speedup is expected
         chosen, timed = _time_best(texts, blocks, config, progress)
         verdict = decide(acceptance, chosen, timed[-1])
     else:
-        remark = "" if engine is None or engine.starts.in_intervals else engine.starts.words
+        remark = "" if engine is None else words_of_starts(engine.starts)
         verdict = decide_by_expected(acceptance, blocks, remark)
     return Measurement(
         config=config,
         rows=[row, *blocks, *timed],
-        acceptance_by_position=scored.acceptance_by_position,
-        timed_gammas=() if engine is None else tuple(engine.gammas),
+        acceptance_by_position=as_list(
+            scores.acceptance_BT.sum(0) / scores.mask_BT.sum(0).clamp(min=1)
+        ),
         verdict=verdict,
         environment=environment(),
     )
 
 
-class ScoredTexts(NamedTuple):
-    """Texts of the target, scored with both models.
-
-    Attributes:
-        scores: At each position.
-        length_B: Number of tokens of each text.
-        budget_B: Maximum number of tokens of each text.
-        beyond_B: Tokens of each text beyond the draft's context, each of a block without drafts.
-    """
-
-    scores: TextScores
-    length_B: Tensor
-    budget_B: Tensor
-    beyond_B: Tensor
-
-    @classmethod
-    def of(cls, texts: PairTexts, scores: TextScores) -> ScoredTexts:
-        return cls(scores, scores.mask_BT.sum(-1), texts.budgets, torch.tensor(texts.num_beyond))
-
-    @property
-    def sums(self) -> dict[str, Tensor]:
-        """Sums of each text by their names in result rows, [B] each."""
-        scores = self.scores
-        parts = {
-            "tokens": scores.mask_BT,
-            "acceptance": scores.acceptance_BT,
-            "greedy_acceptance": scores.greedy_draft_BT,
-            "agreement": scores.agreement_BT,
-            "cross_entropy": scores.cross_entropy_BT,
-        }
-        return {name: part_BT.sum(-1) for name, part_BT in parts.items() if part_BT is not None}
-
-    def sums_of_blocks(self, gamma: int) -> dict[str, Tensor]:
-        """Expected tokens and blocks of each text by their names in result rows, [B] each."""
-        tokens_B, blocks_B = self.scores.tokens_and_blocks(gamma, self.budget_B)
-        return {"emitted": tokens_B + self.beyond_B, "calls": blocks_B + self.beyond_B}
-
-    def usable_gammas(self, gammas: Sequence[int]) -> list[int]:
-        """See `usable_gammas`."""
-        return usable_gammas(gammas, int(self.length_B.max()), int(self.budget_B.max()))
-
-    @property
-    def acceptance_by_position(self) -> list[float]:
-        """Expected acceptance of the first, second, ... token, over the texts that contain it."""
-        counts_T = self.scores.mask_BT.sum(0).clamp(min=1)
-        return as_list(self.scores.acceptance_BT.sum(0) / counts_T)
-
-
-def usable_gammas(gammas: Sequence[int], longest: int, budget: int) -> list[int]:
-    """The gammas that fit the texts: blocks draft neither the first token nor the last of a budget.
-
-    `longest`: number of tokens of the longest text; `budget`: maximum number of tokens of a text.
-
-    Raises:
-        UsageError: no gamma fits, or every text has a single token.
-    """
-    check_longest(longest)
-    most = max(1, budget - 2)
-    usable = sorted({gamma for gamma in gammas if gamma <= most})
-    if not usable:
-        raise UsageError(
-            f"blocks draft at most {most} tokens in texts of at most {budget} tokens, but the "
-            f"smallest gamma is {min(gammas)}; ask for smaller gammas or more new tokens"
-        )
-    return usable
-
-
-def _row_of_texts(texts: ScoredTexts, config: MeasureConfig, source: Source) -> Row:
-    ratio = source.sizes["draft"] / source.sizes["target"]
-    return Row(
-        population=f"prompts of {config.prompts.path}",
-        units=tuple(range(len(texts.length_B))),
-        setting=config.setting | {"parameter_ratio": ratio},
-        sums={name: tuple(as_list(part_B)) for name, part_B in texts.sums.items()},
-        source=source,
-    )
-
-
-def _pass_costs(costs: PassCosts) -> dict[str, float]:
-    names = ("target_pass_s", "draft_pass_s", "cost_ratio", "target_start_s", "draft_start_s")
-    return {name: value for name in names if (value := getattr(costs, name)) is not None}
-
-
-def _row_of_gamma(row: Row, gamma: int, texts: ScoredTexts, costs: PassCosts | None) -> Row:
-    """The row of the texts with the blocks of gamma tokens, and what these cost, if it is known."""
-    sums = texts.sums_of_blocks(gamma)
-    drafted_B = texts.scores.drafted_tokens(gamma, texts.budget_B)
-    drafted = float(drafted_B.sum() / sums["calls"].sum())
-    row = row.extended(sums, {"drafted_per_block": drafted}, gamma=gamma)
-    return row if costs is None else costs.priced(row, gamma, drafted)
-
-
 def _time_best(
     texts: PairTexts, blocks: Sequence[Row], config: MeasureConfig, progress: Progress
 ) -> tuple[Row, list[Row]]:
-    """Choose and time gamma, on separate requests; passes are timed between the requests.
+    """Choose and time gamma, on separate requests.
 
     Returns:
         The one of `blocks` with this gamma; and the rows of all tried gammas, then that of the
         timed requests.
     """
     prompts, length = texts.prompts[: config.timed_prompts], config.max_new_tokens
-
-    def timed(row: Row) -> Candidate:
-        settings = None, gamma_of(row), texts.sampling
-        drafts = texts.draft_sampling
-        return Candidate(row, SpeculativeDecoder(*texts.pair, *settings, draft_sampling=drafts))
-
-    best, *others = map(timed, candidates(blocks))
-    choosing = num_choosing(len(prompts)) if others else 0
-    tried = [best, *others] if choosing else []
+    chosen = candidates(blocks)
+    choosing = num_choosing(len(prompts)) if len(chosen) > 1 else 0
+    decoders = [
+        SpeculativeDecoder(
+            *(*texts.pair, None, gamma_of(row), texts.sampling), draft_sampling=texts.draft_sampling
+        )
+        for row in chosen
+    ]
+    best, tried = 0, list[Row]()
     if choosing:
-        best = choose_gamma(
-            tried,
+        best, tried = choose_gamma(
+            list(zip(chosen, decoders, strict=True)),
             prompts[:choosing],
             max_new_tokens=length,
-            seed=config.seed + len(prompts) * config.timed_repeats,  # not used by time_pairs
+            seed=config.seed + len(prompts),  # not used by time_pairs
             progress=progress,
         )
-    timer = PassTimer.within(texts, [])
     times = time_pairs(
         AutoregressiveDecoder(texts.target, texts.sampling),
-        best.decoder,
+        decoders[best],
         prompts[choosing:],
         max_new_tokens=length,
         seed=config.seed,
-        num_repeats=config.timed_repeats,
         progress=progress,
-        between=timer.time_once,
     )
-    num_requests = len(prompts) - choosing
-    for _ in range(config.pass_repeats - num_requests * config.timed_repeats):
-        timer.time_once()
-    requests = _row_of_requests(best.scored, timer.costs(), times, prompts)
-    return best.scored, [*(candidate.row for candidate in tried), requests]
-
-
-def _row_of_requests(
-    scored: Row, costs: PassCosts, times: PairedTimes, prompts: Sequence[Sequence[int]]
-) -> Row:
-    """The row of timed requests, with the costs of passes that were timed between them.
-
-    `scored`: the row of the texts with blocks of the gamma. The first of the prompts chose it.
-    """
-    units = scored.units[: len(prompts)][-len(times.counts) :]
-    scored_tau = FIGURES["block_efficiency"].value(scored)
-    totals = _pass_costs(costs) | {"scored_block_efficiency": scored_tau}
-    setting = scored.setting | {"timed": "requests"}
-    return scored.model_copy(
+    scored = chosen[best]
+    requests = scored.model_copy(
         update={
-            "units": units,
-            "setting": setting,
+            "units": scored.units[choosing : len(prompts)],
+            "setting": scored.setting | {"timed": "requests"},
             "sums": times.sums,
-            "totals": totals,
+            "totals": {name: scored.totals[name] for name in _PASSES},
             "bounds": {},
         }
     )
+    return scored, [*tried, requests]
+
+
+class Compared(NamedTuple):
+    """A figure of a draft beside that of the first draft.
+
+    Attributes:
+        gamma: Drafted tokens per block; None: of the texts without blocks.
+        difference: Less the figure of the first draft, paired by prompt; None of the first draft.
+    """
+
+    figure: str
+    draft: str
+    gamma: int | None
+    value: Interval
+    difference: Interval | None
+
+
+class DraftComparison(Result):
+    """Drafts that were measured on the same texts.
+
+    Attributes:
+        measurements: Of each draft, in the order given.
+    """
+
+    schema_version: Literal[2] = 2
+    kind: Literal["measure drafts"] = "measure drafts"
+    computed: ClassVar = ("compared",)
+    measurements: list[Measurement] = Field(min_length=1)
+
+    @model_serializer(mode="wrap")
+    def _with_comparison(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        lines = [line._asdict() for line in self.compared()]
+        for line in lines:
+            for name in ("value", "difference"):
+                line[name] = line[name] and line[name].as_object()
+        return fields(self) | {"compared": lines}
+
+    @property
+    def summary(self) -> str:
+        """The verdict on each draft."""
+        return ", ".join(f"{one.config.draft} {one.verdict.word}" for one in self.measurements)
+
+    @property
+    def drafts(self) -> list[str]:
+        """The drafts, in the order given."""
+        return [found.config.draft for found in self.measurements]
+
+    @property
+    def rows(self) -> list[Row]:
+        """The rows of all drafts; the setting `draft` names the draft."""
+        return [row for found in self.measurements for row in found.rows]
+
+    @property
+    def exit_code(self) -> int:
+        """0 if any verdict is GO, 1 if all are NO-GO, else 3."""
+        return best_code([found.verdict.exit_code for found in self.measurements])
+
+    def compared(self) -> list[Compared]:
+        """Acceptance; tokens per target call; speedups.
+
+        Tokens per target call are those at the gamma of the first draft. Speedups are at each
+        draft's own gamma: that of its timed requests, else the one with the largest expectation.
+        A figure that a draft lacks is left out.
+        """
+        own = [fastest(found) for found in self.measurements]
+        shared = gamma_of(own[0])
+        texts = [found.texts for found in self.measurements]
+        alike = [
+            next(row for row in found.blocks if gamma_of(row) == shared)
+            for found in self.measurements
+        ]
+        requests = [found.requests for found in self.measurements]
+        lines = [line for name in ACCEPTANCE for line in self._compared(name, texts)]
+        lines += self._compared("block_efficiency", alike)
+        lines += [line for name in _SPEEDUPS for line in self._compared(name, own)]
+        if None not in requests:
+            lines += self._compared("speedup", cast("list[Row]", requests))
+        return lines
+
+    def _compared(self, name: str, rows: list[Row]) -> Iterator[Compared]:
+        """A line per draft, with the rows of the drafts in their order."""
+        figure, first = FIGURES[name], self.measurements[0]
+        if not all(figure.is_in(row) for row in rows):
+            return
+        for found, row in zip(self.measurements, rows, strict=True):
+            less = None if found is first else paired_difference(figure, row, rows[0])
+            gamma = gamma_of(row) if "gamma" in row.setting else None
+            yield Compared(name, found.config.draft, gamma, figure.measure(row), less)
+
+
+def paired_difference(figure: Figure, first: Row, second: Row) -> Interval:
+    """A figure of `first` - that of `second`, on the units that both measured.
+
+    What makes a unit hard for both cancels. The interval is over units; that of one unit is
+    unbounded. A formula is a multiple of its ratio: totals, such as costs of passes, are exact.
+    """
+    shared = {*figure.units(first)} & {*figure.units(second)}
+    sides = [row.only([unit for unit in row.units if unit in shared]) for row in (first, second)]
+    base = FIGURES[figure.of or figure.name]
+    one, two = (figure.value(row) / base.value(row) if figure.of else 1.0 for row in sides)
+    return difference_interval(*map(base.columns, sides), scales=(one, two))
+
+
+def fastest(found: Measurement) -> Row:
+    """The blocks of the gamma that was timed, else of that with the largest expected speedup.
+
+    Without costs: of that with the largest MBSU.
+    """
+    if found.requests is not None:
+        gamma = gamma_of(found.requests)
+        return next(row for row in found.blocks if gamma_of(row) == gamma)
+
+    def expected(row: Row) -> float:
+        speeds = (value_of(row, name) for name in ("expected_speedup", "mbsu"))
+        return next(speed for speed in speeds if speed is not None)
+
+    return max(found.blocks, key=expected)
+
+
+def measure_drafts(config: MeasureConfig, progress: Progress = silent) -> DraftComparison:
+    """Measure `draft` and `other_drafts`. The target is loaded, and writes its texts, once.
+
+    Raises:
+        UsageError: A model, a prompt file or a tokenizer cannot be used.
+    """
+    return DraftComparison(measurements=measure_each(config, progress))

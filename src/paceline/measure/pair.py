@@ -18,6 +18,9 @@ from paceline.models import load_model, prepare_for_decoding
 from paceline.models.compatibility import check_same_vocabulary
 from paceline.models.loading import tokenizer_of
 from paceline.progress import Progress, silent
+from paceline.tasks import Code
+from paceline.tasks.base import examples_of
+from paceline.tasks.row_task import RowTask
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from paceline.models.contract import Model
     from paceline.models.inspection import ModelFacts
     from paceline.results.row import Label
+    from paceline.tasks import Task
 
 
 SampledBy = Annotated[SamplingParams, Options("temperature", "top_p", "top_k")]
@@ -81,11 +85,7 @@ class PairConfig(ModelsConfig):
         return self.sampling, self.draft_sampling, self.max_new_tokens
 
     def read_prompts(self, pair: Pair) -> list[list[int]]:
-        """Read the first `num_prompts` prompts as tokens; later ones are not read.
-
-        Raises:
-            PromptError: there are no prompts, or one is malformed.
-        """
+        """Read the first `num_prompts` prompts as tokens; later ones are not read."""
         return read_prompts(
             self.prompts.first(self.num_prompts),
             pair.tokenizer,
@@ -95,7 +95,7 @@ class PairConfig(ModelsConfig):
 
     def note_defaults(self, checks: InputChecks) -> None:
         """Say if `sampling` is not set, and engines would sample otherwise by default."""
-        generation = checks.headers[self.target].hf.generation_config
+        generation = checks.model("target", self.target).hf.generation_config
         if "sampling" in self.model_fields_set or not getattr(generation, "do_sample", False):
             return
         wanted = {
@@ -117,55 +117,44 @@ class PairConfig(ModelsConfig):
         models: Iterable[ModelFacts],
         *,
         new_tokens: int,
-        timed: tuple[int, int] = (0, 0),
     ) -> None:
-        """Check that the prompts and their `new_tokens` fit the models' context.
-
-        `timed`: number of the first prompts that the target, the first model, continues by another
-        number of tokens, and this number.
-
-        Raises:
-            PromptError: a prompt cannot be read; the message names the line.
-            ContextLengthError: a prompt does not fit; the message names the line.
-        """
+        """Check that the prompts and their `new_tokens` fit the models' context."""
         models = list(models)
         encoder = any(model.decoder_prompt is not None for model in models)
         limit = _least(model.max_length for model in models)
         source_limit = _least(model.max_source_length for model in models)
         tokenizer = next((m.tokenizer for m in models if m.tokenizer is not None), None)
         records = read_records(self.prompts.first(self.num_prompts))
-        most, lengths, num_cut = self.max_prompt_tokens, list[int](), 0
-        different = set[tuple[int, ...]]()
-        needs = [(new_tokens, limit), (timed[1], models[0].max_length)]
-        for number, record in enumerate(records):
+        most, lengths = self.max_prompt_tokens, list[int]()
+        for record in records:
             if tokenizer is None:
                 break
             tokens = encode_prompt(record, tokenizer)
-            if most is not None and len(tokens) > most:
-                num_cut += record.kind == "document"
+            if most is not None:
                 tokens = truncated(tokens, most, record, tokenizer, encoder=encoder)
             length = len(tokens)
-            different.add(tuple(tokens))
             if source_limit is not None and length > source_limit:
                 raise ContextLengthError(
                     f"{record.where} has {length:,} tokens, but the encoder holds "
                     f"{source_limit:,}; set max_prompt_tokens"
                 )
-            for num_new, most_tokens in () if encoder else needs[: 1 + (number < timed[0])]:
-                _check_room(record.where, length, num_new, most_tokens)
+            if not encoder:
+                _check_room(record.where, length, new_tokens, limit)
             lengths.append(length)
         of = f" of {min(lengths)} to {max(lengths)} tokens" if lengths else ""
         checks.lines.append(f"prompts: {self.prompts.path}, {len(records)} prompts{of}")
-        if num_cut:
-            note(
-                f"{num_cut} of {len(records)} texts are longer than max_prompt_tokens {most}; "
-                f"their first {most} tokens are used as prompts"
-            )
-        if repeated := len(lengths) - len(different):
-            note(
-                f"{repeated} of {len(records)} prompts repeat an earlier one, but intervals take "
-                "all as independent and are too narrow; remove the repeated ones"
-            )
+
+
+def check_task(checks: InputChecks, name: str, task: Task, count: int, seed: int) -> None:
+    """Check the texts of a task, that it has `count` examples, and its scoring library."""
+    task.versions()
+    texts = ("corpus", "train_corpus")
+    if isinstance(task, RowTask | Code):  # read columns that other commands do not accept
+        texts = ()
+    for key in texts:
+        if (text := getattr(task, key, None)) is not None:
+            checks.text(f"{name}.{key}", text)
+    examples_of(task, "test", count, seed)
 
 
 def _check_room(where: str, length: int, num_new: int, limit: int | None) -> None:
@@ -218,9 +207,6 @@ def load_models(
 
     `target`: the prepared target, if it was loaded before. `full_vocabulary`: the draft proposes
     from the full vocabulary, even if it has a reduced one.
-
-    Raises:
-        UsageError: a model or the pair of tokenizers cannot be used.
     """
     progress("loading", 0, 2)
     if target is None:
@@ -240,9 +226,6 @@ def load_beside(target: HfModel, path: str | Path, device: str = "auto") -> HfMo
     """Load a model in the target's number format, on its device if `device` is "auto".
 
     A draft is not spread over several GPUs, even if the target is.
-
-    Raises:
-        UsageError: the model cannot be loaded, or has another tokenizer than the target.
     """
     device = str(target.device) if device == "auto" else device
     model = load_model(path, dtype=target.dtype, device=device)
@@ -255,25 +238,17 @@ def sample_texts(
     prompts: Sequence[Sequence[int]],
     config: Writing,
     sampling: SamplingParams,
-    completions: list[list[int]],
     progress: Progress = silent,
-    *,
-    skipped: int = 0,
-) -> None:
-    """Sample the missing texts from `writer` and append them to `completions`.
-
-    `skipped`: number of texts before the first prompt; each text of a corpus has its own seed.
-    """
+) -> list[list[int]]:
+    """Sample a text after each prompt, with seeds of their own."""
     decoder = AutoregressiveDecoder(writer, sampling)
     decoder.forces_eos = False
-    start = len(completions)
-    missing = prompts[start:]
     written: dict[int, list[int]] = {}
-    progress("sampling text", start, len(prompts))
-    for rows in batches_of_like_length(list(map(len, missing)), config.batch_size):
-        seeds = [config.seed + skipped + start + row for row in rows]
-        batch = [missing[row] for row in rows]
+    progress("sampling text", 0, len(prompts))
+    for rows in batches_of_like_length(list(map(len, prompts)), config.batch_size):
+        seeds = [config.seed + row for row in rows]
+        batch = [prompts[row] for row in rows]
         generations = decoder.generate(batch, config.max_new_tokens, seed=seeds)
         written |= zip(rows, (generation.tokens for generation in generations), strict=True)
-        progress("sampling text", start + len(written), len(prompts))
-    completions += [written[row] for row in range(len(missing))]
+        progress("sampling text", len(written), len(prompts))
+    return [written[row] for row in range(len(prompts))]

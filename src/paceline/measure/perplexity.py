@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -22,7 +22,7 @@ from paceline.models.loading import tokenizer_of
 from paceline.progress import Progress, silent
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from paceline.models.contract import Model
 
@@ -44,7 +44,6 @@ class PerplexityConfig(StrictModel):
     device: str = "auto"
 
     def check(self, checks: InputChecks) -> None:
-        """Check the inputs; raises UsageError."""
         checks.device(self.device)
         checks.model("model", self.model)
         checks.text("text", self.text, skip_empty=True)
@@ -72,13 +71,6 @@ class Perplexity(StrictModel):
     corpus: str | None
 
 
-class Document(NamedTuple):
-    """Tokens of a text, and the UTF-8 bytes of all but the first."""
-
-    tokens: list[int]
-    num_bytes: int
-
-
 def perplexity(config: PerplexityConfig, progress: Progress = silent) -> Perplexity:
     """Score every document of a corpus.
 
@@ -94,18 +86,33 @@ def perplexity(config: PerplexityConfig, progress: Progress = silent) -> Perplex
             f"{config.model} is an encoder-decoder, which does not continue documents; use a "
             "decoder-only model, or the held-out loss of paceline pretrain"
         )
-    documents = list(read_documents(config.text, tokenizer, loaded.eos_token_ids))
+    documents = read_documents(config.text, tokenizer, loaded.eos_token_ids)
     # All tokens need a probability, also those that the model does not write.
     model = prepare_for_decoding(loaded.over_all_tokens())
     progress("loading", 1, 1)
     nats: list[float] = []
-    for number, document in enumerate(documents):
+    for number, tokens in enumerate(documents):
         progress("scoring", number, len(documents))
-        nats.append(document_nats(model, document.tokens))
+        nats.append(document_nats(model, tokens))
     progress("scoring", len(documents), len(documents))
-    return _summary(config, documents, nats)
+    num_bytes = [num_bytes_of(tokens, tokenizer) for tokens in documents]
+    num_tokens = [len(tokens) - 1 for tokens in documents]
+    nats_N, bytes_N, tokens_N = (
+        torch.tensor(part, dtype=torch.float64) for part in (nats, num_bytes, num_tokens)
+    )
+    return Perplexity(
+        config=config,
+        num_documents=len(documents),
+        num_tokens=sum(num_tokens),
+        num_bytes=sum(num_bytes),
+        nats=math.fsum(nats),
+        perplexity=Interval(*(math.exp(min(x, 700)) for x in ratio_interval((nats_N, tokens_N)))),
+        bits_per_byte=ratio_interval((nats_N / math.log(2), bytes_N)),
+        corpus=corpus_fingerprint(config.text) or None,
+    )
 
 
+@torch.inference_mode()
 def document_nats(model: Model, tokens: Sequence[int]) -> float:
     """Sum of -log p(token | tokens before it) over all tokens but the first.
 
@@ -114,72 +121,40 @@ def document_nats(model: Model, tokens: Sequence[int]) -> float:
     such as <bos>, is in the first window alone.
     """
     longest = model.max_length or len(tokens)
-    inputs = list(tokens[:-1])
-    return math.fsum(
-        _window_nats(model, inputs[start : start + longest], tokens[start + 1 :])
-        for start in range(0, len(inputs), longest)
-    )
-
-
-def _window_nats(model: Model, inputs: Sequence[int], following: Sequence[int]) -> float:
-    session = model.start_session()
-    parts: list[float] = []
-    with torch.inference_mode():
-        for start in range(0, len(inputs), _CHUNK):
-            tokens_N = torch.tensor(inputs[start : start + _CHUNK])
-            logits_NV = session.extend(tokens_N[None])[0]
-            labels_N = torch.tensor(following[start : start + len(tokens_N)])
-            check_finite([model], [(inputs[: start + len(tokens_N)], ())], logits_NV)
-            precise = torch.promote_types(logits_NV.dtype, torch.float32)
-            parts.append(nats_of(logits_NV.to(precise).log_softmax(-1), labels_N))
+    inputs, session, parts = list(tokens[:-1]), model.start_session(), list[float]()
+    start = window = 0
+    while start < len(inputs):
+        if start == window + longest:
+            session, window = model.start_session(), start
+        end = min(start + _CHUNK, window + longest, len(inputs))
+        logits_NV = session.extend(torch.tensor([inputs[start:end]]))[0]
+        check_finite([model], [(inputs[window:end], ())], logits_NV)
+        precise = torch.promote_types(logits_NV.dtype, torch.float32)
+        log_probs_NV = logits_NV.to(precise).log_softmax(-1)
+        parts.append(nats_of(log_probs_NV, torch.tensor(tokens[start + 1 : end + 1])))
+        start = end
     return math.fsum(parts)
 
 
 def read_documents(
     corpus: CorpusConfig, tokenizer: Any, eos_token_ids: Sequence[int] = ()
-) -> Iterator[Document]:
-    """Documents with a token to predict.
+) -> list[list[int]]:
+    """The tokens of documents with a token to predict.
 
     Raises:
         PromptError: the corpus cannot be read, or no document has two tokens.
     """
-    found = False
-    for record in read_records(corpus, skip_empty=True):
-        prompt, completion = encode(record, tokenizer, eos_token_ids=eos_token_ids)
-        tokens = prompt + (completion or [])
-        if len(tokens) > 1:
-            found = True
-            yield Document(tokens, _num_bytes(tokens, tokenizer))
-    if not found:
+    records = read_records(corpus, skip_empty=True)
+    parts = (encode(record, tokenizer, eos_token_ids=eos_token_ids) for record in records)
+    documents = [prompt + (completion or []) for prompt, completion in parts]
+    if not (documents := [tokens for tokens in documents if len(tokens) > 1]):
         raise PromptError(
             f"{corpus.path} has no document of two tokens or more, so there is nothing to predict; "
             "give longer texts"
         )
+    return documents
 
 
-def _num_bytes(tokens: list[int], tokenizer: Any) -> int:
+def num_bytes_of(tokens: list[int], tokenizer: Any) -> int:
+    """UTF-8 bytes of the text of all tokens but the first."""
     return max(1, len(answer_text(tokenizer, tokens[1:], tokens[:1]).encode()))
-
-
-def _summary(
-    config: PerplexityConfig, documents: Sequence[Document], nats: list[float]
-) -> Perplexity:
-    nats_N = torch.tensor(nats, dtype=torch.float64)
-    tokens_N = torch.tensor([len(d.tokens) - 1 for d in documents], dtype=torch.float64)
-    bytes_N = torch.tensor([d.num_bytes for d in documents], dtype=torch.float64)
-    per_token = ratio_interval((nats_N, tokens_N))
-    per_byte = ratio_interval((nats_N / math.log(2), bytes_N))
-    return Perplexity(
-        config=config,
-        num_documents=len(documents),
-        num_tokens=int(tokens_N.sum()),
-        num_bytes=int(bytes_N.sum()),
-        nats=math.fsum(nats),
-        perplexity=Interval(*map(_exp, per_token)),
-        bits_per_byte=per_byte,
-        corpus=corpus_fingerprint(config.text) or None,
-    )
-
-
-def _exp(value: float) -> float:
-    return math.exp(value) if value < 700 else math.inf

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from paceline.results.figures import FIGURES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from paceline.results.row import Row
 
@@ -16,18 +16,19 @@ _LEAST_BLOCK_COST = 0.9
 _MOST_REVERSAL = 1.5
 
 
-def disturbance(costs: Mapping[int, float]) -> str:
-    """Why no idle machine has these block costs, in target passes by gamma; empty: one may.
+def disturbance(rows: Sequence[Row]) -> str:
+    """Why no idle machine has the block costs of these rows; empty: one may, or an engine's.
 
     A block holds a target pass over more than one token, and more drafted tokens cost more. The
     costs of an idle machine deviate by some percent, where a processor has another code path for
     more tokens. Less than 0.9 target passes, or more than 1.5 times the cost of a block with more
     drafted tokens, is due to other programs.
     """
-    fault = ""
-    gammas = sorted(costs)
-    for at, gamma in enumerate(gammas):
-        cost, longer = costs[gamma], gammas[at + 1 :]
+    name, fault = "needed_block_efficiency", ""
+    timed = [row for row in rows if name in row.totals and not row.setting.get("engine")]
+    costs = {gamma_of(row): row.totals[name] for row in timed}
+    for gamma, cost in sorted(costs.items()):
+        longer = [other for other in costs if other > gamma]
         if cost < _LEAST_BLOCK_COST:
             fault = f"a block of gamma {gamma} takes {cost:.2f} of the time of a target pass"
             break
@@ -37,13 +38,6 @@ def disturbance(costs: Mapping[int, float]) -> str:
             fault = f"a block of gamma {gamma} takes {times}"
             break
     return fault and f"timings were disturbed ({fault}): stop other programs and run again"
-
-
-def disturbance_of_rows(rows: Sequence[Row]) -> str:
-    """`disturbance` of blocks that were timed in Paceline's decoder; empty for others."""
-    name = "needed_block_efficiency"
-    timed = [row for row in rows if name in row.totals and not row.setting.get("engine")]
-    return disturbance({gamma_of(row): row.totals[name] for row in timed})
 
 
 def gamma_of(row: Row) -> int:

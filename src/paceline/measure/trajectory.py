@@ -4,40 +4,34 @@ Paper: Goel et al. 2024, section 3: tau and MBSU at gamma 3 and 5 over checkpoin
 the initial draft, on tasks similar to the training text and on others.
 """
 
-# B batch, T positions, D hidden, V vocabulary
+# B batch, T positions
 from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
-import torch
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from paceline.config import HomePath, Options, StrictModel, describe, fields_of, read_json
-from paceline.core.sampling import SamplingParams
+from paceline.config import HomePath, Options, StrictModel, fields_of, read_json
+from paceline.core.sampling import SamplingParams, as_list
 from paceline.data import CorpusConfig, read_prompts
+from paceline.data.collate import collate
 from paceline.data.input_checks import InputChecks, checked
+from paceline.data.sources import rows_of
 from paceline.errors import UnsupportedModelError, UsageError
-from paceline.measure.acceptance import PairTexts, score_texts
-from paceline.measure.measurement import ScoredTexts
-from paceline.measure.pair import load_beside, sample_texts
-from paceline.measure.prompt_checks import check_task
+from paceline.measure.acceptance import PairTexts, rows_of_texts, score_texts
+from paceline.measure.pair import check_task, load_beside, sample_texts
 from paceline.models import load_model, prepare_for_decoding
-from paceline.models.contract import decoder_contexts, decoder_prompt_of, pad
 from paceline.models.loading import fingerprint, tokenizer_of
 from paceline.places import PathPart
 from paceline.progress import silent
-from paceline.records import (
-    RunDirectory,
-    append_jsonl,
-    atomic_write_text,
-    read_jsonl,
-)
+from paceline.records import RunDirectory, append_jsonl, atomic_write_text
 from paceline.results.figures import FIGURES
-from paceline.results.row import Row, Source, as_values, rounded
+from paceline.results.row import Row, Source, as_values, read_rows
 from paceline.tasks import TaskChoice
 from paceline.tasks.base import ExamplePrompts, example_prompts
 from paceline.train.checkpoint import saved_model
@@ -48,6 +42,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paceline.core.bootstrap import Interval
+    from paceline.measure.acceptance import ForcedLogits
     from paceline.models import HfModel
     from paceline.models.contract import Model, Tokenizer
     from paceline.progress import Progress
@@ -59,7 +54,6 @@ if TYPE_CHECKING:
 START = "start"
 """Label of an initial draft."""
 _LOOSE = SamplingParams(temperature=0.6, top_p=0.9)
-_MOST_BYTES = 2 * 10**9  # of hidden states
 
 
 class Task(CorpusConfig):
@@ -80,7 +74,7 @@ class TrajectoryConfig(StrictModel):
             and each draft's own answers to them are scored.
         samplings: Sampling parameters to measure with.
         gammas: Numbers of draft tokens per block, for tau and MBSU.
-        num_prompts: Maximum number of prompts per task, after `skip_prompts`.
+        num_prompts: Maximum number of prompts per task.
         output: Output directory; resumes if it exists.
     """
 
@@ -93,7 +87,6 @@ class TrajectoryConfig(StrictModel):
     )
     gammas: tuple[Annotated[int, Field(ge=1)], ...] = Field(default=(3, 5), min_length=1)
     num_prompts: int = Field(default=32, ge=1)
-    skip_prompts: int = Field(default=0, ge=0)
     max_prompt_tokens: int = Field(default=64, ge=1)
     max_new_tokens: int = Field(default=64, ge=1)
     batch_size: int = Field(default=32, ge=1)
@@ -109,14 +102,13 @@ class TrajectoryConfig(StrictModel):
         return self
 
     def check(self, checks: InputChecks) -> None:
-        """Check the inputs; raises UsageError."""
-        for run in names_of(self.runs):
+        for run in self.runs:
             list(checkpoints_of(run))
         checks.model("target", self.target)
         for name, task in self.tasks.items():
             checks.text(name, task)
         for name, task in self.scored_tasks.items():
-            check_task(checks, name, task, self.skip_prompts + self.num_prompts, self.seed)
+            check_task(checks, name, task, self.num_prompts, self.seed)
         checks.output(self.output)
 
 
@@ -153,17 +145,7 @@ class Checkpoint(NamedTuple):
 
 
 def names_of(runs: Sequence[Path]) -> dict[Path, str]:
-    """The names of the runs: their directories without the parents that all of them share.
-
-    Raises:
-        UsageError: a run is named twice.
-    """
-    known: dict[Path, Path] = {}
-    for run in runs:
-        place = run.resolve()
-        if place in known:
-            raise UsageError(f"{known[place]} and {run} are the same run; leave one out")
-        known[place] = run
+    """The names of the runs: their directories without the parents that all of them share."""
     if len(runs) == 1:
         return {run: run.name for run in runs}
     shared = os.path.commonpath([run.absolute() for run in runs])
@@ -171,33 +153,18 @@ def names_of(runs: Sequence[Path]) -> dict[Path, str]:
 
 
 def checkpoints_of(path: Path) -> Iterator[Checkpoint]:
-    """The drafts of one run: the initial one, the checkpoints, the final one.
-
-    Raises:
-        UsageError: `path` is not a training run, or its initial draft has changed.
-    """
+    """The drafts of one run: the initial one, the checkpoints, the final one."""
     run = RunDirectory(path)
-    manifest = run.read_manifest()
-    if manifest is None:
-        raise UsageError(f"{path} is not a run directory; give one from pretrain or align")
-    config = manifest["config"]
+    config, result = (run.read_manifest() or {}).get("config", {}), run.read_result()
     start = config.get("draft") or config.get("model")
-    initial = path / "start" if not isinstance(start, str) else Path(start)
-    result = run.read_result()
     if start is None or (result is not None and "num_steps" not in result):
         raise UsageError(f"{path} is not a training run; give one from pretrain or align")
-
+    initial = Path(start) if isinstance(start, str) else path / "start"
     begun = fingerprint(initial)
 
     def at(label: str, step: int, elapsed_s: float, model: Path) -> Checkpoint:
         return Checkpoint(path, label, step, elapsed_s, model, fingerprint(model), begun)
 
-    inputs = manifest.get("inputs", {})
-    if begun != inputs.get("draft", inputs.get("model", begun)):
-        raise UsageError(
-            f"the initial draft of {path} at {initial} has changed since the run; restore it, or "
-            "leave the run out"
-        )
     yield Checkpoint(path, START, 0, 0.0, initial, begun, begun)
     last = result["num_steps"] if result is not None else -1
     for checkpoint in sorted(run.checkpoints.glob("step-*")):
@@ -231,11 +198,11 @@ def trajectory(config: TrajectoryConfig, progress: Progress = silent) -> list[Ro
     begun = file.exists() or any(config.output.glob("texts/*.json"))
     run.check(config, begun=begun, resume=True, may_change={"output", "runs"}, inputs=inputs)
     with run.alone():
-        rows = _read_rows(file)
+        rows = read_rows(file) if file.exists() else []
         scorer = _Scorer(config, progress)
         run.write_manifest(config, **inputs)  # only after the target and the prompts were read
         scorer.sample()
-        source = Source.here("paceline trajectory", fingerprints=inputs, sizes=scorer.sizes)
+        source = Source.here("paceline trajectory", fingerprints=inputs)
         several = len({draft.start for draft in drafts}) > 1
         for number, draft in enumerate(drafts):
             named = {"draft": names[draft.run]}
@@ -269,16 +236,6 @@ def _is_case(row: Row, case: Case) -> bool:
     )
 
 
-def _read_rows(file: Path) -> list[Row]:
-    try:
-        return [Row.model_validate(row) for row in read_jsonl(file)]
-    except ValidationError as error:
-        raise UsageError(
-            f"{file} has a row that is not of a trajectory: {describe(error)}; use another output, "
-            "or remove the file to measure again"
-        ) from None
-
-
 class _Scorer:
     """Scores drafts on the texts of each case; the target processes the texts once.
 
@@ -294,21 +251,23 @@ class _Scorer:
         tokenizer = tokenizer_of(self._target, config.target)
         encoder = self._target.decoder_prompt is not None
         self._prompts = {
-            task: _prompts(config, corpus, tokenizer, encoder=encoder)
+            task: read_prompts(
+                corpus.first(config.num_prompts),
+                tokenizer,
+                max_tokens=corpus.max_prompt_tokens or config.max_prompt_tokens,
+                encoder=encoder,
+            )
             for task, corpus in config.tasks.items()
         }
         self._scored = _scored_examples(config, tokenizer, encoder=encoder)
         self._prompts |= {task: examples.prompts for task, examples in self._scored.items()}
         self.cases = [(task, sampling) for task in self._prompts for sampling in config.samplings]
         self._texts: dict[Case, tuple[list[list[int]], list[list[int]]]] = {}
-        self._target_logits = KeptStates.of(self._target)
+        self._target_logits = None
+        with suppress(UnsupportedModelError):
+            self._target_logits = kept_logits(self._target)
         self._draft = lru_cache(maxsize=1)(self._load_draft)
         self._prepared = lru_cache(maxsize=1)(self._prepare)
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        """Number of parameters of the target."""
-        return {"target": self._target.num_parameters}
 
     def sample(self) -> None:
         """Prompts and the target's texts of each case, from the output directory if they exist."""
@@ -317,12 +276,9 @@ class _Scorer:
             task, sampling = case
             file = config.output / "texts" / f"{task} {sampling.name}.json"
             if not file.exists():
-                texts: list[list[int]] = []
-                prompts, skipped = self._prompts[task], config.skip_prompts
-                how = config, sampling, texts, self._progress
-                sample_texts(writer(), prompts, *how, skipped=skipped)
-                written = {"prompts": prompts, "completions": texts}
-                atomic_write_text(file, json.dumps(written))
+                prompts = self._prompts[task]
+                texts = sample_texts(writer(), prompts, config, sampling, self._progress)
+                atomic_write_text(file, json.dumps({"prompts": prompts, "completions": texts}))
             kept = json.loads(file.read_text("utf-8"))
             self._texts[case] = kept["prompts"], kept["completions"]
 
@@ -332,64 +288,41 @@ class _Scorer:
     def _prepare(self, path: Path) -> HfModel:
         return prepare_for_decoding(self._draft(path))
 
-    def _scores(self, draft: Checkpoint, case: Case) -> ScoredTexts:
-        prompts, completions = self._texts[case]
-        most = self._config.max_new_tokens
-        pair = self._target, self._draft(draft.path)
-        texts = PairTexts(*pair, prompts, completions, case[1], max_new_tokens=most)
-        kept = self._target_logits
-        scores = score_texts(texts, target_logits=kept, with_cross_entropy=True)
-        return ScoredTexts.of(texts, scores)
-
     def rows(
         self, draft: Checkpoint, named: Mapping[str, Label], case: Case, source: Source
     ) -> Iterator[Row]:
         """A row per gamma, the smallest last; `named`: settings of the draft."""
         config, (task, sampling) = self._config, case
-        scored = self._scores(draft, case)
-        size = self._draft(draft.path).num_parameters
-        sums = {name: rounded(part_B) for name, part_B in scored.sums.items()}
-        if task in self._scored:
-            writer = self._prepared(draft.path)
-            sums["score"] = own_scores(writer, self._scored[task], config, sampling)
+        prompts, completions = self._texts[case]
+        model, most = self._draft(draft.path), config.max_new_tokens
+        texts = PairTexts(self._target, model, prompts, completions, sampling, max_new_tokens=most)
+        scores = score_texts(texts, target_logits=self._target_logits, with_cross_entropy=True)
         setting: dict[str, Label] = {"task": task, **named, "label": draft.label}
         if not draft.is_start:
             setting["step"] = draft.step
+        size = model.num_parameters
         setting["parameter_ratio"] = round(size / self._target.num_parameters, 6)
-        marks = source.fingerprints | {"draft": draft.fingerprint, "start": draft.start}
-        row = Row(
+        changes = {
+            "run": str(draft.run),
+            "fingerprints": source.fingerprints
+            | {"draft": draft.fingerprint, "start": draft.start},
+            "sizes": {"target": self._target.num_parameters, "draft": size},
+        }
+        _, *blocks = rows_of_texts(
+            texts,
+            scores,
+            config.gammas,
             population=f"prompts of {task}",
-            units=tuple(config.skip_prompts + number for number in range(len(scored.length_B))),
+            units=tuple(range(len(prompts))),
             setting=setting | sampling.setting,
-            sums=sums,
             totals={"elapsed_s": draft.elapsed_s},
-            source=source.model_copy(
-                update={
-                    "run": str(draft.run),
-                    "fingerprints": marks,
-                    "sizes": source.sizes | {"draft": size},
-                }
-            ),
+            source=source.model_copy(update=changes),
         )
-        for gamma in sorted(scored.usable_gammas(config.gammas), reverse=True):
-            blocks = scored.sums_of_blocks(gamma)
-            more = {name: rounded(count_B) for name, count_B in blocks.items()}
-            of_gamma = {"setting": row.setting | {"gamma": gamma}, "sums": sums | more}
-            yield row.model_copy(update=of_gamma)
-
-
-def _prompts(
-    config: TrajectoryConfig, corpus: Task, tokenizer: Tokenizer, *, encoder: bool
-) -> list[list[int]]:
-    longest = corpus.max_prompt_tokens or config.max_prompt_tokens
-    skipped = config.skip_prompts
-    corpus = corpus.first(skipped + config.num_prompts)
-    prompts = read_prompts(corpus, tokenizer, max_tokens=longest, encoder=encoder)
-    if skipped >= len(prompts):
-        raise UsageError(
-            f"{corpus.path} has {len(prompts):,} prompts and skip_prompts is {skipped:,}; lower it"
-        )
-    return prompts[skipped:]
+        own: dict[str, tuple[float, ...]] = {}
+        if task in self._scored:
+            writer = self._prepared(draft.path)
+            own["score"] = own_scores(writer, self._scored[task], config, sampling)
+        yield from (row.extended(own) for row in reversed(blocks))
 
 
 def _scored_examples(
@@ -397,13 +330,11 @@ def _scored_examples(
 ) -> dict[str, ExamplePrompts]:
     """The examples of each scored task, as prompts; raises UsageError."""
     examples: dict[str, ExamplePrompts] = {}
-    count, skip, seed = config.num_prompts, config.skip_prompts, config.seed
     for name, task in config.scored_tasks.items():
         if task.metric is None:
             raise UsageError(f"the task {name} has no metric; move it to tasks, as {{path: FILE}}")
-        examples[name] = example_prompts(
-            task, tokenizer, count, skip=skip, seed=seed, encoder=encoder
-        )
+        count, seed = config.num_prompts, config.seed
+        examples[name] = example_prompts(task, tokenizer, count, seed=seed, encoder=encoder)
     return examples
 
 
@@ -416,9 +347,7 @@ def own_scores(
 
     Paper: Zhou et al. 2023, section 5.2, figure 5a: quality of drafts against block efficiency.
     """
-    answers: list[list[int]] = []
-    skipped = config.skip_prompts
-    sample_texts(draft, examples.prompts, config, sampling, answers, skipped=skipped)
+    answers = sample_texts(draft, examples.prompts, config, sampling)
     scores = [examples.score(number, answer) for number, answer in enumerate(answers)]
     return tuple(round(score, 6) for score in scores if score is not None)
 
@@ -443,50 +372,24 @@ def gain_of(row: Row, rows: Sequence[Row]) -> Interval | None:
     return FIGURES["block_efficiency"].gain(row, start)
 
 
-class KeptStates:
-    """Logits of the target before each token of texts; see `acceptance.ForcedLogits`.
+def kept_logits(target: HfModel) -> ForcedLogits:
+    """The target's logits before each token of texts, for `score_texts`.
 
     Keeps hidden states of texts while many drafts are scored on these texts: the target's own pass
     is most of the work of scoring. Its head, a small part, runs again each time.
+
+    Raises:
+        UnsupportedModelError: the logits are an unknown function of the states.
     """
+    head = target.head
+    kept: dict[Key, Tensor] = {}
 
-    def __init__(self, target: HfModel, most_bytes: int = _MOST_BYTES) -> None:
-        self.target = target
-        self.head = target.head
-        self._free = most_bytes
-        self._kept: dict[Key, Tensor] = {}
+    def logits(prompts: Sequence[Sequence[int]], tokens_BT: Tensor) -> Tensor:
+        texts: list[list[int]] = as_list(tokens_BT)
+        key = tuple(map(tuple, prompts)), tuple(tuple(text) for text in texts)
+        if key not in kept:
+            batch = collate(rows_of(target, prompts, texts)).to(target.device)
+            kept[key] = target.hidden(batch)[batch.mask_BT].reshape(*tokens_BT.shape, -1)
+        return head.logits(kept[key])
 
-    @classmethod
-    def of(cls, target: HfModel) -> KeptStates | None:
-        """None if the target's logits are an unknown function of its hidden states."""
-        try:
-            return cls(target)
-        except UnsupportedModelError:
-            return None
-
-    def __call__(self, prompts: Sequence[Sequence[int]], tokens_BT: Tensor) -> Tensor:
-        """Shapes: B prompts, tokens [B, T] -> [B, T, V]."""
-        key = tuple(map(tuple, prompts)), tuple(tuple(map(int, tokens_T)) for tokens_T in tokens_BT)
-        hidden_BTD = self._kept.get(key)
-        if hidden_BTD is None:
-            hidden_BTD = self._hidden(prompts, tokens_BT)
-            size = hidden_BTD.nbytes
-            if size <= self._free:
-                self._free -= size
-                self._kept[key] = hidden_BTD
-        return self.head.logits(hidden_BTD)
-
-    def _hidden(self, prompts: Sequence[Sequence[int]], tokens_BT: Tensor) -> Tensor:
-        contexts = decoder_contexts(self.target, prompts)
-        rows = [
-            [*context, *map(int, tokens_T[:-1])]
-            for context, tokens_T in zip(contexts, tokens_BT, strict=True)
-        ]
-        texts = pad(rows)
-        if decoder_prompt_of(self.target) is not None:
-            texts = texts._replace(source=pad(prompts).to(self.target.device))
-        hidden_BTD = self.target.hidden(texts.to(self.target.device))
-        first_B = torch.tensor([len(context) - 1 for context in contexts])
-        places_BT = first_B[:, None] + torch.arange(tokens_BT.shape[1])
-        index_BT1 = places_BT[..., None].to(hidden_BTD.device)
-        return hidden_BTD.gather(1, index_BT1.expand(-1, -1, hidden_BTD.shape[-1]))
+    return logits

@@ -12,7 +12,7 @@ import math
 from typing import TYPE_CHECKING
 
 from paceline.config import StrictModel
-from paceline.core.bootstrap import LEAST_UNITS, Interval, least_values, log_distance
+from paceline.core.bootstrap import LEAST_UNITS, Interval, least_values
 from paceline.measure.results import gamma_of
 from paceline.results.figures import FIGURES
 
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from paceline.results.row import Row
 
 _ERROR_RATE = 0.05
-# A verdict that needs this many times the measurements made, and more, is out of reach.
-_MOST_TIMES = 100
 
 
 class Verdict(StrictModel):
@@ -101,7 +99,7 @@ def _by_requests(
     if count < LEAST_UNITS:
         measured = f"measured {speedup.value:.2f}x {where}"
         return _too_few(measured, gamma, count, "request", settings[0])
-    advice = _advice(speedup, "requests", settings)
+    advice = f"raise {' and '.join(settings)}"
     return _by_interval(f"measured {_words(speedup)} {where}", gamma, speedup, standing, advice)
 
 
@@ -146,8 +144,7 @@ def decide_by_expected(acceptance: Interval, rows: Sequence[Row], remark: str = 
         side = _side(1.0, speedup)
         standing = f"{tau:.2f} tokens per target call are {side} the break-even {needed:.2f}"
         standing = f"{standing}; {remark}" if remark else standing
-    settings = ("num_prompts",) if engine else ("num_prompts", "pass_repeats")
-    advice = _advice(speedup, "prompts", settings)
+    advice = "raise num_prompts" if engine else "raise num_prompts and pass_repeats"
     if "block_cost" not in best.bounds:
         speedup = Interval(speedup.value, 0.0, math.inf)
         advice = f"the costs have no interval; set pass_repeats={least_values(0.95)} or more"
@@ -159,20 +156,6 @@ def decide_by_expected(acceptance: Interval, rows: Sequence[Row], remark: str = 
             go=False, decided=False, includes_one=True, gamma=gamma, reason=f"{reason}; {advice}"
         )
     return _by_interval(figure_words, gamma, speedup, standing, advice)
-
-
-def _advice(speedup: Interval, what: str, settings: Sequence[str]) -> str:
-    """How many times the measurements would decide, if widths shrink with the root of them."""
-    to_one = abs(math.log(speedup.value))
-    width = log_distance(speedup.value, speedup.low if speedup.value > 1 else speedup.high)
-    raised = " and ".join(settings)
-    if width >= _MOST_TIMES**0.5 * to_one:
-        return (
-            f"more than {_MOST_TIMES} times the {what} would be needed at this speedup (raise "
-            f"{raised})"
-        )
-    times = max(math.ceil((width / to_one) ** 2), 2)
-    return f"about {times} times the {what} would decide at this speedup (raise {raised})"
 
 
 def _words(speedup: Interval) -> str:

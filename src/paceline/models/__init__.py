@@ -5,10 +5,9 @@ hf/                  implementation for any transformers model
 llama/, t5.py        faster implementations for Llama-like and T5-like models
 prepare.py           chooses the implementation of a model's forward pass
 precision.py         which dtype "auto" is on this machine
-loading.py           hub id, local directory or GGUF file -> HfModel
+loading.py           hub id, local directory, GGUF file or adapter -> HfModel
 checkpoint_files.py  checks of a model's files
 gguf/                converts a GGUF file to a model directory in the cache
-adapters.py          merges an adapter into its base model
 admission/           compares what was loaded with libraries that are not Paceline
 inspection.py        facts about a model that do not need its weights
 compatibility.py     checks that target and draft share a vocabulary

@@ -5,11 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import locale
-import random
 import re
 import threading
-import warnings
 from collections.abc import Mapping
 from datetime import datetime
 from types import SimpleNamespace
@@ -18,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from paceline.environment import began
-from paceline.errors import EmptyTextError, InputNote, PromptError, shorten
+from paceline.errors import EmptyTextError, PromptError, shorten
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -30,15 +27,8 @@ REASONING = frozenset({"reasoning_content", "reasoning", "thinking"})  # keys of
 HALF_PAIR = re.compile("[\ud800-\udfff]")  # of UTF-16, which no other encoding holds
 
 _TEXT_PARTS = ("text", "input_text", "output_text")
-# Set by Paceline, or not an argument of a template.
-_RESERVED = frozenset(
-    {"messages", "conversation", "tools", "tokenize", "add_generation_prompt"}
-    | {"continue_final_message", "return_assistant_tokens_mask", "return_dict", "return_tensors"}
-    | {"padding", "truncation", "max_length", "tokenizer_kwargs", "sanitize_control_tokens"}
-)
 _PROBES = ("first", "second")
 _lock = threading.Lock()
-_noted: set[datetime] = set()  # beginnings of runs
 
 
 class Chat(Protocol):
@@ -67,11 +57,7 @@ class Messages(NamedTuple):
 
 
 def chat_prompt(record: Chat, tokenizer: PreTrainedTokenizerBase, end: int | None = None) -> str:
-    """The prompt that an engine makes of the first `end` messages, to the start of an answer.
-
-    Raises:
-        PromptError: the tokenizer has no template, or the chat does not fit it.
-    """
+    """The prompt that an engine makes of the first `end` messages, to the start of an answer."""
     return ChatRendering(record, tokenizer).text(record.messages[:end], open_turn=True)
 
 
@@ -82,32 +68,18 @@ def reads(tokenizer: PreTrainedTokenizerBase, name: str) -> bool:
 
 
 @contextlib.contextmanager
-def steady(arguments: dict[str, Any], *, is_prompt: bool) -> Iterator[None]:
-    """Nothing that a template reads in this context depends on when and where a run renders it.
-
-    `arguments`: those of the template, of which `strftime_now` is taken.
-    """
-    given, start = arguments.pop("strftime_now", None), began.get()
-    now = datetime.fromisoformat(str(given)) if given else start or datetime.now()
-    reads: list[datetime] = []
+def steady(arguments: dict[str, Any]) -> Iterator[None]:
+    """A template reads the time of the run's start, or that in `strftime_now` of its arguments."""
+    given = arguments.pop("strftime_now", None)
+    now = datetime.fromisoformat(str(given)) if given else began.get() or datetime.now()
     read_by_template = render_jinja_template.__globals__
     with _lock:
-        clock, state = read_by_template["datetime"], random.getstate()
-        names = locale.setlocale(locale.LC_TIME)
-        read_by_template["datetime"] = SimpleNamespace(now=lambda: reads.append(now) or now)
-        random.seed(0)  # of the filter `random`
-        locale.setlocale(locale.LC_TIME, "C")  # months and days as engines write them
+        clock = read_by_template["datetime"]
+        read_by_template["datetime"] = SimpleNamespace(now=lambda: now)
         try:
             yield
         finally:
             read_by_template["datetime"] = clock
-            random.setstate(state)
-            locale.setlocale(locale.LC_TIME, names)
-    if reads and is_prompt and now is start and now not in _noted:
-        _noted.add(now)
-        told = f"the chat template gets the date of the run's start, {now:%Y-%m-%d %H:%M}; set "
-        told += "chat_template_kwargs.strftime_now for the same prompts on other days"
-        warnings.warn(told, InputNote, stacklevel=3)
 
 
 class ChatRendering:
@@ -131,7 +103,7 @@ class ChatRendering:
     def text(self, messages: Sequence[Message], *, open_turn: bool) -> str:
         readable: Any = self._readable(messages)
         arguments = dict(self.record.template_kwargs)
-        with self._misfits(), steady(arguments, is_prompt=open_turn):
+        with self._misfits(), steady(arguments):
             text: Any = self.tokenizer.apply_chat_template(
                 readable,
                 tools=self.tools,
@@ -175,7 +147,7 @@ def _renders(tokenizer: PreTrainedTokenizerBase, _template: str, *, in_parts: bo
     parts = [{"type": "text", "text": text} for text in _PROBES]
     messages: Any = [{"role": "user", "content": parts if in_parts else " ".join(_PROBES)}]
     try:
-        with steady({}, is_prompt=False):
+        with steady({}):
             found: Any = tokenizer.apply_chat_template(messages, tokenize=False)
     except Exception:  # as above
         return False
@@ -203,9 +175,6 @@ def messages_of(value: Any, where: str) -> tuple[Message, ...]:
     Keys without a value are left out. Content is a string, or a list of text parts. A message that
     calls tools may have none: it is then empty, as vLLM passes it to templates. Arguments of calls
     that are JSON text are parsed, as vLLM does.
-
-    Raises:
-        PromptError: a message has another form.
     """
     if not isinstance(value, list) or not value:
         kind = PromptError if value else EmptyTextError
@@ -277,11 +246,7 @@ def _tool_calls(value: Any, where: str) -> list[dict[str, Any]]:
 
 
 def tools_of(value: Any, where: str) -> tuple[dict[str, Any], ...]:
-    """Check the tools of a chat: a list of objects, or JSON text of such; None: no tools.
-
-    Raises:
-        PromptError: the tools have another form.
-    """
+    """Check the tools of a chat: a list of objects, or JSON text of such; None: no tools."""
     tools = _parsed(value, "tools", where)
     if isinstance(tools, list):
         tools = [_parsed(tool, "tools", where) for tool in tools]
@@ -295,27 +260,13 @@ def tools_of(value: Any, where: str) -> tuple[dict[str, Any], ...]:
 
 
 def template_kwargs_of(value: Any, where: str) -> dict[str, Any]:
-    """Check the arguments of a chat's template: an object, or JSON text; None: no arguments.
-
-    Raises:
-        PromptError: they have another form, or one is set by Paceline.
-    """
+    """Check the arguments of a chat's template: an object, or JSON text; None: no arguments."""
     found = {} if value is None else _parsed(value, "chat_template_kwargs", where)
     if not isinstance(found, dict):
         raise PromptError(
             f"{where} has {shorten(str(value))} as chat_template_kwargs; wanted an object such as "
             '{"enable_thinking": false}'
         )
-    if taken := sorted(found.keys() & _RESERVED):
-        raise PromptError(
-            f"{where} has {taken[0]} in chat_template_kwargs, which Paceline sets; remove it"
-        )
-    now = str(found.get("strftime_now") or "2026-11-28")
-    try:
-        datetime.fromisoformat(now)
-    except ValueError:
-        wanted = "as strftime_now; wanted a date such as 2026-11-28"
-        raise PromptError(f"{where} has {shorten(now)} {wanted}") from None
     return found
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import (
@@ -12,7 +11,6 @@ from paceline.errors import (
     UsageError,
     VocabularyMismatchError,
 )
-from paceline.models.contract import decoder_prompt_of, max_source_length_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -37,36 +35,23 @@ def check_same_vocabulary(target: Model, draft: Model) -> int:
 
     Embedding tables may be padded to different widths, and special tokens may differ: only the
     mapping from tokens to ids has to agree.
-
-    Raises:
-        VocabularyMismatchError: A token has different ids, or one of the models lacks a token.
-        UsageError: One of the models is an encoder-decoder, or their decoder prompts differ.
     """
     _check_same_kind(target, draft)
-    _warn_of_bans(target, draft)
     width = max(target.vocab_size, draft.vocab_size)
-    has_names = target.tokenizer is not None, draft.tokenizer is not None
     if target.tokenizer is not None and draft.tokenizer is not None:
         _check_same_tokens(target.tokenizer, draft.tokenizer, width)
-    # without a tokenizer the logits may be padded, so only missing columns are a mismatch
-    shared = draft.vocab_size if has_names == (False, True) else target.vocab_size
-    missing = target.vocab_size < shared or draft.vocab_size < shared
-    unclear = has_names[0] == has_names[1] and target.vocab_size != draft.vocab_size
-    if missing or unclear:
+    if target.vocab_size != draft.vocab_size:
         raise VocabularyMismatchError(
             f"the target has logits for {target.vocab_size} tokens and the draft for "
             f"{draft.vocab_size}; {_ADVICE}"
         )
-    return shared
+    return target.vocab_size
 
 
 def check_same_tokenizer(target: PreTrainedTokenizerBase, draft: Model) -> int:
     """`check_same_vocabulary` for a target of which only the tokenizer is here.
 
     Both tokenizers may have tokens beyond the last logit.
-
-    Raises:
-        VocabularyMismatchError: A token has different ids, or one of the tokenizers lacks it.
     """
     if draft.tokenizer is not None:
         _check_same_tokens(target, draft.tokenizer)
@@ -92,15 +77,10 @@ def check_rollback(*models: Model) -> None:
     """Raise an UnsupportedModelError if a model cannot roll back, as every use of drafts needs."""
     name = without_rollback(*models)
     if name is not None:
-        raise no_rollback(name)
-
-
-def no_rollback(architecture: str) -> UnsupportedModelError:
-    """The error for a model of this architecture as draft, or as target of one."""
-    return UnsupportedModelError(
-        f"{architecture} keeps a state that cannot be rolled back, so it can neither draft nor "
-        "verify drafts; plain decoding, alignment, perplexity, expected acceptance and export work"
-    )
+        raise UnsupportedModelError(
+            f"{name} keeps a state that cannot be rolled back, so it can neither draft nor verify "
+            "drafts; plain decoding, alignment, perplexity, expected acceptance and export work"
+        )
 
 
 def check_fits(
@@ -111,29 +91,24 @@ def check_fits(
     `names` are the settings of both lengths and `who` is the model, for the message.
     """
     prompt_name, new_name = names
-    decoder_prompt, limit = decoder_prompt_of(model), model.max_length
-    if decoder_prompt is None:
-        if limit is not None and num_prompt + num_new > limit:
+    start, limit = model.decoder_prompt, model.max_length
+    if start is not None:
+        source_limit = model.max_source_length
+        if source_limit is not None and num_prompt > source_limit:
             raise ContextLengthError(
-                f"{prompt_name} + {new_name} is {num_prompt + num_new:,}, but {who}'s context "
-                f"holds {limit:,} tokens; lower one of the two"
+                f"{prompt_name} is {num_prompt:,}, but {who}'s encoder holds {source_limit:,} "
+                "tokens; lower it"
             )
-        return
-    source_limit = max_source_length_of(model)
-    if source_limit is not None and num_prompt > source_limit:
+        prompt_name, num_prompt = "the decoder prompt", len(start)
+    if limit is not None and num_prompt + num_new > limit:
         raise ContextLengthError(
-            f"{prompt_name} is {num_prompt:,}, but {who}'s encoder holds {source_limit:,} tokens; "
-            "lower it"
-        )
-    if limit is not None and len(decoder_prompt) + num_new > limit:
-        raise ContextLengthError(
-            f"{new_name} is {num_new:,}, but {who}'s decoder holds {limit:,} tokens, "
-            f"{len(decoder_prompt)} of which begin every text; lower it"
+            f"{prompt_name} + {new_name} is {num_prompt + num_new:,}, but {who}'s context holds "
+            f"{limit:,} tokens; lower one of the two"
         )
 
 
 def _check_same_kind(target: Model, draft: Model) -> None:
-    prompts = decoder_prompt_of(target), decoder_prompt_of(draft)
+    prompts = target.decoder_prompt, draft.decoder_prompt
     if prompts[0] == prompts[1]:
         return
     kinds = ["decoder-only" if prompt is None else "an encoder-decoder" for prompt in prompts]
@@ -146,17 +121,6 @@ def _check_same_kind(target: Model, draft: Model) -> None:
         f"the draft with {list(prompts[1] or ())}; set the draft's decoder_start_token_id and "
         "forced_bos_token_id to the target's"
     )
-
-
-def _warn_of_bans(target: Model, draft: Model) -> None:
-    bans = [getattr(model, "banned_K", None) for model in (target, draft)]
-    banned = [set() if tokens is None else set(tokens.tolist()) for tokens in bans]
-    if banned[0] != banned[1]:
-        warnings.warn(
-            f"the target's generation config bans the tokens {sorted(banned[0])} and the draft's "
-            f"bans {sorted(banned[1])}; copy generation_config.json from the target to the draft",
-            stacklevel=3,
-        )
 
 
 def _check_same_tokens(

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     Tokenizer: TypeAlias = PreTrainedTokenizerBase
 
-    from paceline.core.block import Drafted, DrawRequest, VerifiedRows, VerifyRequest
+    from paceline.core.block import Drafted, DrawRequest, Verified, VerifyRequest
 
 
 class ModelSession(ABC):
@@ -50,12 +50,7 @@ class ModelSession(ABC):
         self.lengths = []
 
     def prefill(self, tokens: Sequence[Sequence[int]]) -> Tensor:
-        """Process one prompt per row in an empty session; logits after each prompt, [B, V].
-
-        Raises:
-            PromptError: No prompt, or an empty one.
-            ContextLengthError: A prompt is longer than the model's context.
-        """
+        """Process one prompt per row in an empty session; logits after each prompt, [B, V]."""
         assert not self.lengths, "prefill starts a session; extend continues one"
         self._check_prompts(tokens)
         logits_BV = self._prefill(tokens)
@@ -63,25 +58,17 @@ class ModelSession(ABC):
         return self._without_padding(logits_BV)
 
     def extend(self, tokens_BN: Tensor) -> Tensor:
-        """Append the same number of tokens to every row; logits after each token, [B, N, V].
-
-        Raises:
-            ContextLengthError: A row would grow beyond the model's context.
-        """
+        """Append the same number of tokens to every row; logits after each token, [B, N, V]."""
         lengths = self._extended_lengths(*tokens_BN.shape)
         logits_BNV = self._extend(tokens_BN)
         self.lengths = lengths
         return self._without_padding(logits_BNV)
 
     def take_draw(self, request: DrawRequest) -> Drafted | None:
-        """Serve the whole request if the session can do so faster; else return None, unchanged.
-
-        Raises:
-            ContextLengthError: As `extend`.
-        """
+        """Serve the whole request if the session can do so faster; else return None, unchanged."""
         return None
 
-    def take_verify(self, request: VerifyRequest) -> VerifiedRows | None:
+    def take_verify(self, request: VerifyRequest) -> Verified | None:
         """As `take_draw`, for a request to verify drafted tokens."""
         return None
 
@@ -96,12 +83,7 @@ class ModelSession(ABC):
             self.lengths = [length - count for length, count in pairs]
 
     def refill(self, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> Tensor:
-        """Replace the texts of these rows by prompts; logits after each prompt, [R, V].
-
-        Raises:
-            PromptError: An empty prompt.
-            ContextLengthError: A prompt is longer than the model's context.
-        """
+        """Replace the texts of these rows by prompts; logits after each prompt, [R, V]."""
         assert len(rows) == len(set(rows)) == len(prompts), "one prompt per row"
         self._check_prompts(prompts)
         logits_RV = self._refill(rows, prompts)
@@ -168,11 +150,15 @@ class Model(Protocol):
     """The model interface that decoding uses.
 
     Attributes:
-        tokenizer: Its tokenizer, or None.
         vocab_size: Tokens of the tokenizer and width of the logits, without padding.
         max_length: Context length in tokens, or None if there is no limit.
         eos_token_ids: Tokens that end a text; may be empty.
         num_parameters: Distinct weights: tied ones count once, and packed 4-bit ones singly.
+        decoder_prompt: Tokens that every text of a decoder begins with, which are not part of a
+            generation; None for a decoder-only model.
+        max_source_length: Maximum number of encoder tokens; None: no limit, or no encoder.
+        source_vocab_size: Encoder tokens are below it; None: no encoder.
+        forced_eos: Token that replaces the last one of a text of `max_new_tokens`, or None.
     """
 
     @property
@@ -190,36 +176,25 @@ class Model(Protocol):
     @property
     def num_parameters(self) -> int: ...
 
+    @property
+    def decoder_prompt(self) -> tuple[int, ...] | None: ...
+
+    @property
+    def max_source_length(self) -> int | None: ...
+
+    @property
+    def source_vocab_size(self) -> int | None: ...
+
+    @property
+    def forced_eos(self) -> int | None: ...
+
     def start_session(self) -> ModelSession: ...
-
-
-def decoder_prompt_of(model: Model) -> tuple[int, ...] | None:
-    """Tokens that every text of a decoder begins with; None for a decoder-only model.
-
-    `decoder_start_token_id`, and a forced first token. They are not part of a generation.
-    """
-    return getattr(model, "decoder_prompt", None)
-
-
-def max_source_length_of(model: Model) -> int | None:
-    """Maximum number of encoder tokens; None if there is no limit, or no encoder."""
-    return getattr(model, "max_source_length", None)
-
-
-def source_vocab_size_of(model: Model) -> int | None:
-    """Encoder tokens are below it: Marian may have a vocabulary for them. None: no encoder."""
-    return getattr(model, "source_vocab_size", None)
-
-
-def forced_eos_of(model: Model) -> int | None:
-    """Token that replaces the last one if a text reaches `max_new_tokens`, or None."""
-    return getattr(model, "forced_eos", None)
 
 
 def decoder_contexts(model: Model, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
     """The decoder's tokens before the first new one, for each prompt."""
-    decoder_prompt = decoder_prompt_of(model)
-    return [list(prompt if decoder_prompt is None else decoder_prompt) for prompt in prompts]
+    start = model.decoder_prompt
+    return [list(prompt if start is None else start) for prompt in prompts]
 
 
 class Batch(Protocol):

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from safetensors import safe_open
 from transformers import GenerationConfig
 
-from paceline.models.admission.model import twin_admission
 from paceline.models.checkpoint_files import (
     ModelLocation,
     read_config,
     weight_files,
     without_weights,
 )
-from paceline.models.gguf.conversion import is_converted, is_gguf, read_gguf_header
+from paceline.models.gguf.conversion import is_gguf, read_gguf_header
 from paceline.models.hf.architectures import (
     configured_prompt,
     context_length,
@@ -25,22 +23,12 @@ from paceline.models.hf.architectures import (
     num_encoder_layers,
     source_length,
 )
-from paceline.models.hf.base import named_tokens, rolls_back, stop_tokens
-from paceline.models.hf.causal import CausalModel
+from paceline.models.hf.base import named_tokens, stop_tokens
 from paceline.models.hf.text_part import num_text_parameters
 from paceline.models.loading import open_model, read_tokenizer
-from paceline.models.silence import quiet
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-
-class Header(NamedTuple):
-    """A model of transformers on the meta device, with its number of distinct weights."""
-
-    hf: Any
-    tokenizer: PreTrainedTokenizerBase | None
-    num_parameters: int
 
 
 class ModelFacts(NamedTuple):
@@ -48,6 +36,7 @@ class ModelFacts(NamedTuple):
 
     Attributes that are not in `contract`:
         path: As given by the user.
+        hf: The model of transformers on the meta device.
         architecture: The model_type; None if unknown.
         num_layers: Number of layers, of the decoder if there is an encoder.
         num_encoder_layers: Number of layers of the encoder; 0 for a decoder-only model.
@@ -55,6 +44,7 @@ class ModelFacts(NamedTuple):
     """
 
     path: str
+    hf: Any = None
     architecture: str | None = None
     num_layers: int = 0
     num_encoder_layers: int = 0
@@ -67,65 +57,37 @@ class ModelFacts(NamedTuple):
     tokenizer: PreTrainedTokenizerBase | None = None
 
 
-def inspect_model(path: str | Path, header: Header | None = None) -> ModelFacts:
+def inspect_model(path: str | Path) -> ModelFacts:
     """Read configuration, tokenizer and headers of weights; raises if the model cannot be loaded.
-
-    `header` is what `read_header` gave for this path, if it was called before.
-
-    Raises:
-        ModelLoadError: The model does not exist, or cannot be read.
-        UnsupportedModelError: The architecture is unknown, or cannot roll back.
-    """
-    hf, tokenizer, count = header or read_header(path)
-    config = hf.config
-    text = config.get_text_config(decoder=True)
-    prompt = configured_prompt(config, hf.generation_config) if is_encoder_decoder(config) else None
-    return ModelFacts(
-        str(path),
-        architecture=config.model_type,
-        num_layers=num_decoder_layers(config),
-        num_encoder_layers=num_encoder_layers(config),
-        eos_token_ids=stop_tokens(hf, tokenizer),
-        decoder_prompt=prompt,
-        max_length=context_length(config),
-        max_source_length=source_length(config) if is_encoder_decoder(config) else None,
-        vocab_size=named_tokens(tokenizer, text.vocab_size),
-        num_parameters=count,
-        tokenizer=tokenizer,
-    )
-
-
-def state_keeper(path: str | Path) -> str | None:
-    """The architecture of a model that cannot roll back; None if it can, or for a GGUF file.
-
-    Only the configuration is read: the trial is that of its tiny twin.
-
-    Raises:
-        UnsupportedModelError: The sessions of the twin are not right.
-    """
-    if is_gguf(path):
-        return None
-    with open_model(path) as location:
-        config = read_config(location)
-    if is_encoder_decoder(config):
-        return None
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the run repeats them
-        with quiet():
-            twin = twin_admission(CausalModel(without_weights(config)))
-    return None if twin is None or rolls_back(twin.sessions) else config.model_type
-
-
-def read_header(path: str | Path) -> Header:
-    """Read what is known of a model without its weights.
 
     Raises:
         ModelLoadError: The model does not exist, or cannot be read.
         UnsupportedModelError: The architecture is unknown.
     """
-    if is_gguf(path) and not is_converted(local := Path(path).expanduser()):
-        hf, tokenizer = read_gguf_header(local)
-        return Header(hf, tokenizer, num_text_parameters(hf))
+    hf, tokenizer = _read_header(path)
+    config = hf.config
+    text = config.get_text_config(decoder=True)
+    encodes = is_encoder_decoder(config)
+    return ModelFacts(
+        str(path),
+        hf=hf,
+        architecture=config.model_type,
+        num_layers=num_decoder_layers(config),
+        num_encoder_layers=num_encoder_layers(config),
+        eos_token_ids=stop_tokens(hf, tokenizer),
+        decoder_prompt=configured_prompt(config, hf.generation_config) if encodes else None,
+        max_length=context_length(config),
+        max_source_length=source_length(config) if encodes else None,
+        vocab_size=named_tokens(tokenizer, text.vocab_size),
+        num_parameters=num_text_parameters(hf),
+        tokenizer=tokenizer,
+    )
+
+
+def _read_header(path: str | Path) -> tuple[Any, PreTrainedTokenizerBase | None]:
+    """The model of transformers on the meta device, and its tokenizer."""
+    if is_gguf(path):
+        return read_gguf_header(Path(path).expanduser())
     with open_model(path) as location:
         config = read_config(location)
         tokenizer = read_tokenizer(location)
@@ -135,7 +97,7 @@ def read_header(path: str | Path) -> Header:
             if file.suffix == ".safetensors":
                 with safe_open(file, "pt"):  # raises if it was cut off
                     pass
-    return Header(hf, tokenizer, num_text_parameters(hf))
+    return hf, tokenizer
 
 
 def _generation_config(location: ModelLocation) -> GenerationConfig:

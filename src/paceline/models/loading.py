@@ -9,8 +9,11 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import logging
+import json
 import re
+import warnings
+from importlib import import_module
+from importlib.util import find_spec
 from multiprocessing import parent_process
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,6 +22,7 @@ import huggingface_hub
 import torch
 from torch import nn
 
+from paceline.cache import cached_directory
 from paceline.config import read_json_mapping
 from paceline.errors import (
     ModelLoadError,
@@ -28,9 +32,8 @@ from paceline.errors import (
     first_line,
     shorten,
 )
-from paceline.models.adapters import CONFIG, merged_adapter
 from paceline.models.admission.model import admit
-from paceline.models.admission.tokenizer import admit_tokenizer
+from paceline.models.admission.tokenizer import admit_tokenizer, has_vocabulary, tokenizer_paths
 from paceline.models.checkpoint_files import (
     ModelLocation,
     model_fingerprint,
@@ -47,16 +50,16 @@ from paceline.models.hf.architectures import (
     configured_prompt,
     is_encoder_decoder,
     is_quantized,
-    refuse_by_name,
-    warn_of_head,
+    is_tied,
+    untie_head,
 )
 from paceline.models.hf.causal import CausalModel
 from paceline.models.hf.draft_vocabulary import is_draft_vocabulary, read_draft_vocabulary
 from paceline.models.hf.seq2seq import Seq2SeqModel
-from paceline.models.hf.settings import refuse_malformed, warn_of_ends, warn_of_unused
+from paceline.models.hf.settings import warn_of_unused
 from paceline.models.hf.spreading import SHARE, join_ends, num_bytes
 from paceline.models.precision import choose_precision
-from paceline.models.silence import quiet
+from paceline.places import copy_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -67,8 +70,6 @@ if TYPE_CHECKING:
     from paceline.models.contract import Model
     from paceline.models.hf.base import HfModel
 
-_log = logging.getLogger(__name__)
-
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 
 _TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "spiece.model")
@@ -77,6 +78,8 @@ LICENCES = ("LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*")
 """Files that go with a model."""
 _STORED = frozenset({"float32", "bfloat16", "float16"})
 _LONGEST_REASON = 300
+_FORMAT = 4  # increase when merged models change, so that old cache entries are not used
+_ADAPTER = "adapter_config.json"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
@@ -97,34 +100,29 @@ def load_model(
         The model, with the tokenizer of the same path (None if there is none).
 
     Raises:
-        ModelLoadError: The model does not exist or is damaged, its weights are not finite, or
-            several GPUs cannot hold it together.
+        ModelLoadError: The model does not exist or is damaged, or its weights are not finite.
         UnsupportedModelError: The architecture is unknown, or its sessions do not give the logits
             of transformers.
         UsageError: The device does not exist.
     """
     found_device = find_device(device)
-    with quiet():
-        with open_model(path) as location:
-            config = read_config(location)
-            kind = choose_dtype(dtype, found_device)
-            spread = _spread(location, config, kind) if device == "auto" else None
-            hf, info = with_weights(location, config, kind, spread or found_device)
-            join_ends(hf)
-            refuse_incomplete(location, hf, info)
-            refuse_not_finite(location.name, hf)
-            tokenizer = read_tokenizer(location)
-        # hooks move what a spread model reads: it stays where it is
-        model = unchecked((hf if spread else hf.to(found_device)).eval(), tokenizer)
-        directory = _directory_of(location)
-        draft_vocabulary = read_draft_vocabulary(directory, model.vocab_size)
-        warn_of_unused(hf, stacklevel=2)
-        warn_of_head(hf, read_json_mapping(directory / "config.json"), stacklevel=2)
-        warn_of_ends(hf, tokenizer, model.eos_token_ids, model.vocab_size, stacklevel=2)
-        try:
-            return admitted(model, draft_vocabulary, files_of(model, location.source))
-        except ImportError as error:  # of products in 8 bits, at their first use
-            raise _unreadable(path, error) from error
+    with open_model(path) as location:
+        config = read_config(location)
+        kind = choose_dtype(dtype, found_device)
+        spread = _spread(config, kind) if device == "auto" else None
+        hf, info = with_weights(location, config, kind, spread or found_device)
+        join_ends(hf)
+        refuse_incomplete(location, hf, info)
+        refuse_not_finite(location.name, hf)
+        tokenizer = read_tokenizer(location)
+    # hooks move what a spread model reads: it stays where it is
+    model = unchecked((hf if spread else hf.to(found_device)).eval(), tokenizer)
+    draft_vocabulary = read_draft_vocabulary(_directory_of(location), model.vocab_size)
+    warn_of_unused(hf, stacklevel=2)
+    try:
+        return admitted(model, draft_vocabulary, files_of(model, location.source))
+    except ImportError as error:  # of products in 8 bits, at their first use
+        raise _unreadable(path, error) from error
 
 
 def wrap_model(
@@ -176,13 +174,11 @@ def unchecked(
     decoder_prompt: Sequence[int] | None = None,
 ) -> HfModel:
     """`wrap_model` without comparing anything."""
-    refuse_by_name(hf.config)
     if not isinstance(hf.get_output_embeddings(), nn.Module):
         raise UnsupportedModelError(
             f"{type(hf).__name__} has no output head; load it with AutoModelForCausalLM, or "
             "AutoModelForSeq2SeqLM if it is an encoder-decoder"
         )
-    refuse_malformed(hf)
     join_ends(hf)
     if not is_encoder_decoder(hf.config):
         if decoder_prompt is not None:
@@ -211,7 +207,7 @@ def load_head(
     and errors are those of `load_model`.
     """
     found_device = find_device(device)
-    with quiet(), open_model(path) as location:
+    with open_model(path) as location:
         config = read_config(location)
         if is_encoder_decoder(config):
             raise UnsupportedModelError(
@@ -243,12 +239,6 @@ def load_tokenizer(path: str | Path, *, alone: bool = False) -> PreTrainedTokeni
             "the model it is derived from"
         )
     return tokenizer
-
-
-def tokenizer_alone(path: str | Path) -> bool:
-    """True for a local directory with a tokenizer and without a model."""
-    directory = Path(path).expanduser()
-    return _has_tokenizer(directory) and not (directory / "config.json").exists()
 
 
 def _has_tokenizer(directory: Path) -> bool:
@@ -321,19 +311,18 @@ def open_model(path: str | Path, *, tokenizer_alone: bool = False) -> Iterator[M
             f"got {path!r} as a model; name a model directory, a .gguf file or a hub id like "
             "organisation/model"
         )
-    with quiet():
-        directory = Path(path).expanduser()
-        try:
-            if tokenizer_alone and _has_tokenizer(directory):
-                yield ModelLocation(str(path), str(directory))
-            else:
-                yield _locate(path)
-        except (PacelineError, MemoryError, RecursionError, torch.OutOfMemoryError):
-            raise
-        except Exception as error:
-            if "trust_remote_code" in str(error):  # a model of the hub
-                raise needs_code(str(path)) from None
-            raise _unreadable(path, error) from error
+    directory = Path(path).expanduser()
+    try:
+        if tokenizer_alone and _has_tokenizer(directory):
+            yield ModelLocation(str(path), str(directory))
+        else:
+            yield _locate(path)
+    except (PacelineError, MemoryError, RecursionError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        if "trust_remote_code" in str(error):  # a model of the hub
+            raise needs_code(str(path)) from None
+        raise _unreadable(path, error) from error
 
 
 def _unreadable(path: str | Path, error: Exception) -> ModelLoadError:
@@ -348,24 +337,14 @@ def _locate(path: str | Path) -> ModelLocation:
     local = Path(path).expanduser()
     if is_gguf(local):
         return ModelLocation(str(path), str(converted_gguf(local)))
-    if local.is_file():
-        raise ModelLoadError(
-            f"{path} is a file; name the directory that holds config.json and the weights, or a "
-            ".gguf file"
-        )
     if not local.exists():
         return _locate_on_hub(str(path))
-    if (local / CONFIG).exists():
-        return ModelLocation(str(path), str(merged_adapter(local)))
-    if not (local / "config.json").exists():
-        hint = "name the directory that holds config.json and the weights"
-        if found := sorted(local.glob("*.gguf")):
-            hint = f"it holds a GGUF file: name {found[0]}"
-        raise ModelLoadError(f"{path} has no config.json; {hint}")
-    if not weight_files(local):
+    if (local / _ADAPTER).exists():
+        return ModelLocation(str(path), str(_merged_adapter(local)))
+    if not (local / "config.json").exists() or not weight_files(local):
         raise ModelLoadError(
-            f"{path} has a config.json but no weights; expected model.safetensors (or its index) "
-            "in the same directory"
+            f"{path} does not hold config.json and model.safetensors (or its index); name the "
+            "directory that holds both, or a .gguf file"
         )
     return ModelLocation(str(path), str(local))
 
@@ -405,44 +384,26 @@ def find_device(device: str) -> torch.device:
     """
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
-    known = ", ".join(["auto", "cpu", *gpus])
     try:
         found = torch.device(device)
-    except RuntimeError:
-        raise UsageError(f"there is no device called {device!r}; wanted one of {known}") from None
-    try:
         torch.zeros(1, device=found).item()
     except (AssertionError, RuntimeError) as error:
+        gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
         raise UsageError(
-            f"device {device!r} cannot be used ({first_line(error)}); wanted one of {known}"
+            f"device {device!r} cannot be used ({first_line(error)}); wanted one of "
+            f"{', '.join(['auto', 'cpu', *gpus])}"
         ) from None
     return found
 
 
-def _spread(location: ModelLocation, config: Any, dtype: torch.dtype) -> str | None:
-    """The `device_map` of a model that the first of several GPUs cannot hold; else None.
-
-    Raises:
-        ModelLoadError: They cannot hold it together.
-    """
-    count, is_worker = torch.cuda.device_count(), parent_process() is not None
+def _spread(config: Any, dtype: torch.dtype) -> str | None:
+    """The `device_map` of a model that the first of several GPUs cannot hold; else None."""
+    several, is_worker = torch.cuda.device_count() > 1, parent_process() is not None
     # workers have a card each; shapes do not tell the size of quantized weights
-    if count < 2 or is_worker or is_quantized(config):
+    if not several or is_worker or is_quantized(config):
         return None
     size = num_bytes(without_weights(copy.deepcopy(config)), dtype)
-    free = [_free_bytes(card) for card in range(count)]
-    if size <= SHARE * free[0]:
-        return None
-    needs = f"{location.name} needs {size / 1e9:.1f} GB in {str(dtype).removeprefix('torch.')}"
-    if size > SHARE * sum(free):
-        listed = ", ".join(f"{each / 1e9:.1f}" for each in free)
-        raise ModelLoadError(
-            f"{needs}, and the GPUs have {listed} GB free, of which weights may take {SHARE:.0%}; "
-            "free memory, use more or larger GPUs, or load it on the CPU (device=cpu)"
-        )
-    _log.info("%s and is spread over %d GPUs", needs, count)
-    return "auto"
+    return None if size <= SHARE * _free_bytes(0) else "auto"
 
 
 def _free_bytes(card: int) -> int:
@@ -458,3 +419,77 @@ def choose_dtype(dtype: DType | torch.dtype, device: torch.device) -> torch.dtyp
     if name == "auto":
         name = choose_precision(device).precision
     return getattr(torch, name)
+
+
+def _merged_adapter(directory: Path) -> Path:
+    """The directory of the base model with the adapter (LoRA, DoRA, IA3 …) merged by peft, once.
+
+    The base model is `base_model_name_or_path`: a directory, or in the cache of the hub.
+    """
+    settings = json.loads((directory / _ADAPTER).read_text("utf-8"))
+    if find_spec("peft") is None:
+        raise ModelLoadError(
+            f"{directory} holds an adapter, which peft merges: pip install -e '.[peft]'"
+        )
+    # peft would import the module that megatron_core names, and load what adapters names
+    if fault := next((key for key in ("megatron_config", "adapters") if settings.get(key)), None):
+        raise ModelLoadError(
+            f"{directory / _ADAPTER} sets {fault}, which names code or files outside of the "
+            "adapter; merge it into its base model, and name the merged model"
+        )
+    base = _base_of(settings)
+    if (base / _ADAPTER).exists():
+        raise ModelLoadError(f"{directory} is an adapter of another, {base}; merge that one first")
+    name = f"{directory.name}-{_FORMAT}-{model_fingerprint(directory, base)}"
+    return cached_directory("merged", name, lambda folder: _merge_into(folder, directory, base))
+
+
+def _base_of(settings: dict[str, Any]) -> Path:
+    name = str(settings.get("base_model_name_or_path"))
+    if (base := Path(name).expanduser()).is_dir():
+        return base
+    options = {"revision": settings.get("revision"), "local_files_only": True}
+    return Path(huggingface_hub.snapshot_download(name, **options))
+
+
+def _merge_into(scratch: Path, directory: Path, base: Path) -> None:
+    """Write the merged model, with the tokenizer of the adapter, else that of the base."""
+    location = ModelLocation(str(base), str(base))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        config = read_config(location)
+        hf, info = with_weights(location, config, torch.float32)
+        refuse_incomplete(location, hf, info)
+        _merge(hf, directory, base)
+        stored = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
+        hf.to(stored).save_pretrained(scratch)
+    copy_files(tokenizer_paths(directory if has_vocabulary(directory) else base), scratch)
+
+
+def _merge(hf: Any, directory: Path, base: Path) -> None:
+    """Merge in place, and untie the head if its weights are then others than the embedding's."""
+    peft: Any = import_module("peft")  # an optional dependency
+    tied = is_tied(hf)
+    untie_head(hf)  # a change of the head is no change of the embedding
+    place = str(directory.absolute())  # peft takes other names for those of the hub, too
+    try:
+        model: Any = peft.PeftModel(hf, peft.PeftConfig.from_pretrained(place))
+        result = model.load_adapter(place, "default")
+        odd = [*result.missing_keys, *result.unexpected_keys]
+        if not odd:
+            model.merge_and_unload(safe_merge=True)
+    except Exception as error:
+        raise ModelLoadError(
+            f"peft cannot merge the adapter in {directory} into {base} ({first_line(error)}); "
+            "check that it belongs to this base model"
+        ) from error
+    if odd:
+        raise ModelLoadError(
+            f"the adapter in {directory} does not fit {base}: {len(odd)} of its weights are "
+            f"missing or unknown, for example {odd[0]}; name the base model that it was trained for"
+        )
+    if tied and torch.equal(hf.get_output_embeddings().weight, hf.get_input_embeddings().weight):
+        hf.tie_weights()
+    elif tied:
+        hf.config.tie_word_embeddings = False
+        hf.config.get_text_config(decoder=True).tie_word_embeddings = False

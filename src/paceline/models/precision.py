@@ -28,9 +28,6 @@ def choose_precision(device: torch.device) -> Choice:
     """Bfloat16 on a CUDA device with native bfloat16 and on a processor with AMX, else float32.
 
     Without AMX, a processor's native bfloat16 is slower than float32.
-
-    Raises:
-        UsageError: `PACELINE_PRECISION` is not a precision.
     """
     override = overridden()
     if override is not None:

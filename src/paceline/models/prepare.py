@@ -13,8 +13,7 @@ import torch
 from paceline.errors import UsageError
 from paceline.models.admission.model import EXACT, ROUNDED, faster, tolerance_for
 from paceline.models.hf.spreading import is_spread
-from paceline.models.llama.cpu import NativeLlama
-from paceline.models.llama.cpu_session import CompiledSession, PromptPass
+from paceline.models.llama.cpu import CompiledSession, NativeLlama, PromptPass
 from paceline.models.llama.cpu_weights import can_copy, is_llama_like
 from paceline.models.llama.int8 import rounded_copy
 from paceline.models.loading import load_model
@@ -124,11 +123,6 @@ def describe_pass(model: HfModel) -> str:
     return "that of transformers"
 
 
-def can_read_int8(model: HfModel) -> bool:
-    """True if `prepare_for_decoding` supports weights="int8" for this model on this machine."""
-    return _on_cpu(model) and is_llama_like(model.hf) and can_copy(model.hf, int8=True)
-
-
 def _in_c(model: HfModel, *, round_activations: bool) -> HfModel:
     if not _can_compile(model):
         return model
@@ -140,8 +134,8 @@ def _in_c(model: HfModel, *, round_activations: bool) -> HfModel:
         native = NativeLlama(each.hf, restricted, round_activations=round_activations)
         return _with_native(each, native)
 
-    tolerance, variant = tolerance_for(model.dtype), str(round_activations)
-    return faster(model, "the compiled pass", tolerance, build, variant) or model
+    name = "the compiled pass" + " with rounded activations" * round_activations
+    return faster(model, name, tolerance_for(model.dtype), build) or model
 
 
 def _with_t5(model: HfModel) -> HfModel:
@@ -149,13 +143,13 @@ def _with_t5(model: HfModel) -> HfModel:
 
 
 def _in_int8(model: HfModel) -> HfModel:
-    if can_read_int8(model):
+    if _on_cpu(model) and is_llama_like(model.hf) and can_copy(model.hf, int8=True):
         prepared = faster(model, "the pass with 8-bit weights", ROUNDED, _rounded_to_int8)
         if prepared is not None and prepared is not model:
             return prepared
     raise UsageError(
         f"int8 weights need a Llama-like model on a CPU and a C compiler or paceline-kernels, but "
-        f"this is a {model.hf.config.model_type} in {_dtype_of(model)} on {model.device}; use "
+        f"this is a {model.hf.config.model_type} in {model.dtype} on {model.device}; use "
         "weights=auto"
     )
 
@@ -185,10 +179,6 @@ def _start_graphs(caches: GraphCaches, model: HfModel) -> ModelSession:
 def _on_cpu(model: HfModel) -> bool:
     """Whether all of it is there; a model with hooks may be on several devices."""
     return model.device.type == "cpu" and not is_spread(model.hf)
-
-
-def _dtype_of(model: HfModel) -> str:
-    return str(model.dtype).removeprefix("torch.")
 
 
 def training_writer(model: HfModel, *, bfloat16: bool = True) -> HfModel:

@@ -9,8 +9,6 @@ from paceline.errors import PromptError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_MAX_CHARACTERS = 10_000_000  # fast tokenizers need about 150 bytes per character
-
 
 def prompt_tokens(
     text: str, tokenizer: PreTrainedTokenizerBase, where: str, *, rendered: bool = False
@@ -18,11 +16,7 @@ def prompt_tokens(
     """The tokens of a prompt with the tokenizer's special tokens.
 
     `rendered`: a chat template has put these into the text. `where`: the prompt, for errors.
-
-    Raises:
-        PromptError: the text is too long, or has no tokens.
     """
-    check_length(text, where)
     tokens = tokens_of(text, tokenizer, special=not rendered)
     bos = tokenizer.bos_token_id
     if bos is not None and tokens[:2] == [bos, bos]:
@@ -37,12 +31,3 @@ def tokens_of(text: str, tokenizer: PreTrainedTokenizerBase, *, special: bool = 
     # verbose=False: no warning for documents longer than the context; they are split later.
     found = tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"]
     return cast("list[int]", found)
-
-
-def check_length(text: str, where: str) -> None:
-    """Raise PromptError if a text is too long for a tokenizer."""
-    if len(text) > _MAX_CHARACTERS:
-        raise PromptError(
-            f"{where} has a text of {len(text):,} characters, more than the limit of "
-            f"{_MAX_CHARACTERS:,}; split it into several documents"
-        )

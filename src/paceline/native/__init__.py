@@ -1,8 +1,7 @@
 """C implementations of inner loops, from paceline-kernels or compiled on first use; else PyTorch.
 
 structures.py  structures of the C headers
-library.py     loads the library of paceline-kernels, or compiles the sources; checks it
-self_check.py  compares a library with PyTorch
+library.py     loads the library of paceline-kernels, or compiles the sources
 kernels.py     sampling (sampling.c), the lossless rule (speculation.c), losses (divergences.c);
                registers them as a backend of core
 

@@ -33,76 +33,9 @@ def can_draw(*probs: Tensor) -> bool:
     return compiled() is not None
 
 
-def best_tokens(logits: Tensor) -> Tensor:
-    """The first of the largest logits, [..., V] -> [...]."""
-    tokens = torch.empty(logits.shape[:-1], dtype=torch.int64)
-    width = logits.shape[-1]
-    library().best_tokens(logits.data_ptr(), tokens.numel(), width, width, tokens.data_ptr())
-    return tokens
-
-
-def draw_tokens(probs_BV: Tensor, uniforms_B: Tensor) -> Tensor:
-    """One token per row by inverse CDF, [B]."""
-    batch, vocab_size = probs_BV.shape
-    uniforms_B = uniforms_B.double().contiguous()
-    tokens_B = torch.empty(batch, dtype=torch.int64)
-    probs, uniforms, threads = probs_BV.data_ptr(), uniforms_B.data_ptr(), torch.get_num_threads()
-    library().draw_tokens(probs, uniforms, batch, vocab_size, threads, tokens_B.data_ptr())
-    _check_mass(tokens_B)
-    return tokens_B
-
-
-def softmax(logits: Tensor, temperature: float) -> Tensor:
-    """Probabilities at a temperature above 0, [..., V]."""
-    probs = torch.empty_like(logits)
-    width, threads = logits.shape[-1], torch.get_num_threads()
-    rows, source = logits.numel() // width, logits.data_ptr()
-    library().softmax(source, rows, width, width, temperature, threads, probs.data_ptr())
-    return probs
-
-
-def keep_top_p(probs: Tensor, top_p: float) -> bool:
-    """Apply top-p to each row in place, [..., V]; False if memory could not be allocated."""
-    width = probs.shape[-1]
-    rows, threads = probs.numel() // width, torch.get_num_threads()
-    return bool(library().keep_top_p(probs.data_ptr(), rows, width, top_p, threads))
-
-
 def _check_mass(tokens_B: Tensor) -> None:
     """Raise AssertionError if the library returned -1, its code for a row without mass."""
     assert min(as_list(tokens_B.flatten()), default=0) >= 0, NO_MASS
-
-
-def verify_lossless(
-    target_BHV: Tensor,
-    draft_BPV: Tensor,
-    drafted_BG: Tensor,
-    num_drafted_B: Tensor,
-    uniforms: tuple[Tensor, Tensor],
-) -> tuple[Tensor, Tensor]:
-    """Number of accepted tokens and next token per row, as `core.block.verify`."""
-    batch, gamma = drafted_BG.shape
-    num_accepted_B, next_tokens_B = (torch.empty(batch, dtype=torch.int64) for _ in range(2))
-    drafted_BG, num_drafted_B = drafted_BG.contiguous(), num_drafted_B.contiguous()
-    accept_BG, next_B = (numbers.double().contiguous() for numbers in uniforms)
-    block = Block(
-        batch=batch,
-        gamma=gamma,
-        places=draft_BPV.shape[1],
-        vocab=target_BHV.shape[2],
-        drafted=drafted_BG.data_ptr(),
-        num_drafted=num_drafted_B.data_ptr(),
-        draft=draft_BPV.data_ptr(),
-        target=target_BHV.data_ptr(),
-        accept_uniforms=accept_BG.data_ptr(),
-        next_uniforms=next_B.data_ptr(),
-        num_accepted=num_accepted_B.data_ptr(),
-        next_tokens=next_tokens_B.data_ptr(),
-    )
-    check_shapes(block, draft_BPV)
-    library().verify(ctypes.byref(block), torch.get_num_threads())
-    _check_mass(next_tokens_B)
-    return num_accepted_B, next_tokens_B
 
 
 def check_shapes(block: Block, draft_BPV: Tensor) -> None:
@@ -168,20 +101,47 @@ class NativeBackend(Backend):
     """Core's operations in C, for float32 tensors on the CPU; compiles the library on first use."""
 
     def softmax(self, logits: Tensor, temperature: float) -> Tensor | None:
-        rows = logits.contiguous()
-        return softmax(rows, temperature) if can_draw(rows) else None
+        logits = logits.contiguous()
+        if not can_draw(logits):
+            return None
+        probs = torch.empty_like(logits)
+        width, threads = logits.shape[-1], torch.get_num_threads()
+        rows, source = logits.numel() // width, logits.data_ptr()
+        library().softmax(source, rows, width, width, temperature, threads, probs.data_ptr())
+        return probs
 
     def keep_top_p(self, probs: Tensor, top_p: float) -> Tensor | None:
         """In place, without sorting the vocabulary."""
-        return probs if can_draw(probs) and keep_top_p(probs, top_p) else None
+        if not can_draw(probs):
+            return None
+        width = probs.shape[-1]
+        rows, threads = probs.numel() // width, torch.get_num_threads()
+        had_memory = library().keep_top_p(probs.data_ptr(), rows, width, top_p, threads)
+        return probs if had_memory else None
 
     def likeliest(self, logits: Tensor) -> Tensor | None:
         """For few rows, where PyTorch uses one thread."""
-        few = logits.numel() <= _FEW_ENTRIES and can_draw(logits)
-        return best_tokens(logits) if few else None
+        if logits.numel() > _FEW_ENTRIES or not can_draw(logits):
+            return None
+        tokens = torch.empty(logits.shape[:-1], dtype=torch.int64)
+        width = logits.shape[-1]
+        library().best_tokens(logits.data_ptr(), tokens.numel(), width, width, tokens.data_ptr())
+        return tokens
 
     def sample(self, probs_BV: Tensor, uniforms_B: Tensor) -> Tensor | None:
-        return draw_tokens(probs_BV, uniforms_B) if can_draw(probs_BV) else None
+        if not can_draw(probs_BV):
+            return None
+        batch, vocab_size = probs_BV.shape
+        uniforms_B = uniforms_B.double().contiguous()
+        tokens_B = torch.empty(batch, dtype=torch.int64)
+        probs, uniforms, threads = (
+            probs_BV.data_ptr(),
+            uniforms_B.data_ptr(),
+            torch.get_num_threads(),
+        )
+        library().draw_tokens(probs, uniforms, batch, vocab_size, threads, tokens_B.data_ptr())
+        _check_mass(tokens_B)
+        return tokens_B
 
     def verify_lossless(
         self,
@@ -193,7 +153,28 @@ class NativeBackend(Backend):
     ) -> tuple[Tensor, Tensor] | None:
         if not can_draw(target_BHV, draft_BPV):
             return None
-        return verify_lossless(target_BHV, draft_BPV, drafted_BG, num_drafted_B, uniforms)
+        batch, gamma = drafted_BG.shape
+        num_accepted_B, next_tokens_B = (torch.empty(batch, dtype=torch.int64) for _ in range(2))
+        drafted_BG, num_drafted_B = drafted_BG.contiguous(), num_drafted_B.contiguous()
+        accept_BG, next_B = (numbers.double().contiguous() for numbers in uniforms)
+        block = Block(
+            batch=batch,
+            gamma=gamma,
+            places=draft_BPV.shape[1],
+            vocab=target_BHV.shape[2],
+            drafted=drafted_BG.data_ptr(),
+            num_drafted=num_drafted_B.data_ptr(),
+            draft=draft_BPV.data_ptr(),
+            target=target_BHV.data_ptr(),
+            accept_uniforms=accept_BG.data_ptr(),
+            next_uniforms=next_B.data_ptr(),
+            num_accepted=num_accepted_B.data_ptr(),
+            next_tokens=next_tokens_B.data_ptr(),
+        )
+        check_shapes(block, draft_BPV)
+        library().verify(ctypes.byref(block), torch.get_num_threads())
+        _check_mass(next_tokens_B)
+        return num_accepted_B, next_tokens_B
 
 
 def use_native_backend() -> None:

@@ -1,4 +1,4 @@
-"""Load the C library of paceline-kernels, or compile it here, and check it before its first use."""
+"""Load the C library of paceline-kernels, or compile it here."""
 
 from __future__ import annotations
 
@@ -20,13 +20,11 @@ from paceline.compilation import (
     kernels_library,
 )
 from paceline.errors import SlowerWarning
-from paceline.native.self_check import fault_of
 from paceline.processor import compile_flags, level, processor_flags
 from paceline.records import storage_errors
 from paceline.version import __version__
 
 _LETTERS = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_float, "d": ctypes.c_double}
-_INSTALL = f"install paceline-kernels {__version__}"
 # Types of the arguments and of the result, as letters of _LETTERS.
 _FUNCTIONS = {
     "read_tokens": ("pp", ""),
@@ -46,13 +44,7 @@ _FUNCTIONS = {
 
 
 def library_with(flags: tuple[str, ...]) -> ctypes.CDLL:
-    """The library, compiled here with these additional flags; from the cache, if it is there.
-
-    Raises:
-        StorageError: the cache cannot be written.
-        OSError: the compiler cannot be started.
-        SubprocessError: it fails.
-    """
+    """The library, compiled here with these additional flags; from the cache, if it is there."""
     name, cache = f"{_key(flags)}.so", cache_directory("native")
     with contextlib.suppress(OSError, AttributeError):  # none is there, or it is damaged
         return _load(cache / name)
@@ -83,51 +75,22 @@ def _key(flags: tuple[str, ...]) -> str:
     return digest(compiler(), *flags, platform.machine(), *sorted(processor_flags()))
 
 
-def _ahead_of_time() -> tuple[ctypes.CDLL | None, str]:
-    """The library of paceline-kernels for this level, or why it is not used if it is installed."""
-    if kernels_folder() is None:
-        return None, ""
-    path = kernels_library(level())
-    if path is None:
-        return None, "paceline-kernels was compiled from other C sources than this paceline has"
-    try:
-        loaded = _load(path)
-    except (OSError, AttributeError) as error:
-        return None, f"paceline-kernels cannot be loaded ({error})"
-    fault = fault_of(loaded)
-    if fault is not None:
-        return None, f"paceline-kernels gives other results than PyTorch ({fault})"
-    return loaded, ""
-
-
 @functools.cache
 def compiled() -> ctypes.CDLL | None:
-    """The library for the processor's level; None, with one warning, if it cannot be used."""
-    loaded, refused = _ahead_of_time()
-    if loaded is not None:
-        return loaded
-    before = refused and f"{refused}, and "
+    """The library for the processor's level; None, with one warning, if there is none."""
+    ahead = kernels_library(level())  # of paceline-kernels, if it has these sources
     try:
-        loaded = library_with(compile_flags(level()))
+        return library_with(compile_flags(level())) if ahead is None else _load(ahead)
     except (OSError, AttributeError, subprocess.SubprocessError) as error:
-        _warn(
-            f"{before}the C sources could not be compiled ({_reason(error)})",
-            f"{_INSTALL}, or install a C compiler with OpenMP such as gcc 12 or later, or name one "
-            "in CC",
-        )
-        return None
-    fault = fault_of(loaded)
-    if fault is not None:
-        _warn(
-            f"{before}the compiled library gives other results than PyTorch ({fault})",
-            "try another C compiler in CC, and report this with the output of paceline env",
-        )
-        return None
-    if refused:
         warnings.warn(
-            f"{refused}, so a library that was compiled here is used; {_INSTALL}", stacklevel=2
+            f"there is no compiled C library ({_reason(error)}), so PyTorch is used instead: a "
+            "token takes about eight times as long to decode and speculation does not pay; "
+            f"install paceline-kernels {__version__}, or install a C compiler with OpenMP such as "
+            "gcc 12 or later, or name one in CC",
+            SlowerWarning,
+            stacklevel=2,
         )
-    return loaded
+        return None
 
 
 def library_in_use() -> str | None:
@@ -144,15 +107,6 @@ def library() -> ctypes.CDLL:
     found = compiled()
     assert found is not None, "no compiled library: call can_draw or can_differentiate first"
     return found
-
-
-def _warn(fault: str, advice: str) -> None:
-    warnings.warn(
-        f"{fault}, so PyTorch is used instead: a token takes about eight times as long to decode "
-        f"and speculation does not pay; {advice}",
-        SlowerWarning,
-        stacklevel=3,
-    )
 
 
 def _reason(error: Exception) -> str:

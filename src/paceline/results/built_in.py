@@ -45,17 +45,8 @@ BUILT_IN: Sequence[Figure] = (
         "new tokens / target calls, recovered and bonus tokens included; at most gamma + 1",
         (("emitted", "calls"),),
         label="tokens per target call",
-        term="block efficiency",
         symbol="tau",
         most=lambda row: float(row.setting.get("gamma", math.inf)) + 1,
-    ),
-    Figure(
-        "block_efficiency_iid",
-        "(1 - alpha^(gamma + 1)) / (1 - alpha): tokens per target call if each token is accepted "
-        "with the same, independent probability",
-        of="expected_acceptance",
-        formula=lambda alpha, facts: speed.block_efficiency_iid(alpha, int(facts["gamma"])),
-        needs=("gamma",),
     ),
     Figure(
         "mbsu",
@@ -125,13 +116,6 @@ BUILT_IN: Sequence[Figure] = (
         format=".2f",
     ),
     Figure(
-        "request_speedup",
-        "seconds of a request with another model alone / of decoding with the draft, measured by "
-        "turns on the same requests; texts may have other lengths",
-        (("reference_seconds", "seconds"),),
-        format=".2f",
-    ),
-    Figure(
         "cross_entropy",
         "-sum over the vocabulary of p log q, p the target's and q the draft's distribution; mean "
         "over tokens that the target generated",
@@ -145,19 +129,6 @@ BUILT_IN: Sequence[Figure] = (
         of="speedup",
         formula=lambda speedup, _: 1 / speedup if speedup else math.inf,
         better="less",
-    ),
-    Figure(
-        "measured_over_predicted",
-        "decoding speedup / predicted speedup, with the tokens per target call of the scored texts",
-        of="decoding_speedup",
-        formula=lambda measured, facts: (
-            measured
-            / speed.predicted_speedup(
-                facts["scored_block_efficiency"], int(facts["gamma"]), facts["cost_ratio"]
-            )
-        ),
-        needs=("scored_block_efficiency", "gamma", "cost_ratio"),
-        label="measured / predicted",
     ),
     Figure(
         "engine_efficiency",
@@ -274,7 +245,6 @@ BUILT_IN: Sequence[Figure] = (
         "target calls / tokens, without the pass over the prompt and a token that it gives",
         (("calls", "emitted"),),
         label="target calls / tokens",
-        term="deferral rate",
         better="less",
     ),
     Figure(
@@ -292,7 +262,6 @@ BUILT_IN: Sequence[Figure] = (
         "total variation distance of the target's distribution and of the one that the rule makes "
         "of both models' distributions",
         label="TVD to the target under the rule",
-        term="TVD under the rule",
         better="less",
     ),
     Figure(

@@ -17,20 +17,22 @@ and definitions from here. The figures of Paceline are in `built_in`. To add one
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from paceline.core.bootstrap import Interval, log_distance, product_interval, ratio_interval
 from paceline.core.bounded_means import bounded_mean_interval, bounded_ratio_interval
 from paceline.errors import UsageError
+from paceline.results.row import read_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping
 
+    import pandas as pd
     from torch import Tensor
 
     from paceline.results.row import Row
@@ -39,7 +41,6 @@ if TYPE_CHECKING:
     Part = str | tuple[str, str]
     """A sum of a row, or two, the first less the second; or the number 1 for every unit."""
 
-_NAME = re.compile(r"[a-z0-9_]+")
 ONE = "1"
 """In a ratio: the number 1 for every unit."""
 
@@ -57,7 +58,6 @@ class Figure:
         formula: Monotone function of that figure, and of what is in `needs`.
         needs: Names of settings, totals or other figures of the row.
         label: Name in tables and on axes; by default `name` with spaces.
-        term: Name in lists of definitions; by default the label.
         symbol: Symbol in the papers.
         unit: Such as seconds; empty: a pure number.
         better: Direction.
@@ -74,19 +74,12 @@ class Figure:
     formula: Formula | None = None
     needs: tuple[str, ...] = ()
     label: str = ""
-    term: str = ""
     symbol: str = ""
     unit: str = ""
     better: Literal["more", "less"] = "more"
     interval: Literal["ratio", "score", "count"] = "ratio"
     most: float | Callable[[Row], float] = math.inf
     format: str = ".3f"
-
-    def __post_init__(self) -> None:
-        if not _NAME.fullmatch(self.name):
-            raise ValueError(f"name {self.name!r} is not of lower case letters, digits and _")
-        if (self.formula is None) != (not self.of) or (self.of and self.ratios):
-            raise ValueError(f"{self.name} needs either ratios, or a formula of another figure")
 
     @property
     def words(self) -> str:
@@ -105,58 +98,36 @@ class Figure:
             return FIGURES[self.of].is_in(row) and all(_has(row, name) for name in self.needs)
         if not self.ratios:
             return self.name in row.totals
-        return self._names <= row.sums.keys() and bool(self._places(row))
+        return self._names <= row.sums.keys() and bool(self.units(row))
 
     def value(self, row: Row) -> float:
-        """The figure of a row; NaN if a denominator is 0.
-
-        Raises:
-            UsageError: the row lacks a sum, a setting or a total.
-        """
+        """The figure of a row; NaN if a denominator is 0."""
         if self.formula is not None:
             return self.of_base(row, FIGURES[self.of].value(row))
         if not self.ratios:
             return self._total(row)
         value = 1.0
-        for over_N, under_N in self._columns(row):
+        for over_N, under_N in self.columns(row):
             under = float(under_N.sum())
             value = value * float(over_N.sum()) / under if under else math.nan
         return value
 
     def of_base(self, row: Row, value: float) -> float:
-        """The formula of a value of the figure that it is applied to.
-
-        Raises:
-            UsageError: the row lacks a setting or a total.
-        """
+        """The formula of a value of the figure that it is applied to."""
         assert self.formula is not None, f"{self.name} is no formula"
         return self.formula(value, self._facts(row))
-
-    def measured(self, row: Row) -> Row:
-        """The row with the units that have all sums of the figure.
-
-        Raises:
-            UsageError: the row lacks a sum.
-        """
-        if self.of:
-            return FIGURES[self.of].measured(row)
-        places = self._places(row)
-        return row if len(places) == len(row.units) else row.only([row.units[n] for n in places])
 
     def measure(self, row: Row, *, confidence: float = 0.95) -> Interval:
         """The figure with its interval over units; NaN if it is unknown.
 
         A formula has the errors of its figure, and of the totals that it needs whose 95% bounds
         the row has.
-
-        Raises:
-            UsageError: the row lacks a sum, a setting or a total.
         """
         if self.formula is not None:
             return self._of_formula(row, confidence)
         if not self.ratios:
             return Interval(self._total(row), *row.bounds.get(self.name, (math.nan, math.nan)))
-        ratios = self._columns(row)
+        ratios = self.columns(row.only(self.units(row)))
         if not all(float(under_N.sum()) for _, under_N in ratios):
             return Interval(math.nan, math.nan, math.nan)
         over_N, under_N = ratios[0]
@@ -186,60 +157,42 @@ class Figure:
         return factors[0] if len(factors) == 1 else product_interval(*factors)
 
     def gain(self, row: Row, base: Row) -> Interval:
-        """This figure of `row` / that of `base`, on the same units.
-
-        Raises:
-            UsageError: the rows have other units, or the figure is not one ratio.
-        """
+        """This figure, one ratio, of `row` / that of `base`, on the same units."""
         if row.population != base.population or row.units != base.units:
             raise UsageError(f"two rows of {row.population} have other units; compare equal ones")
-        if len(self.ratios) != 1:
-            raise UsageError(f"gains are of figures that are one ratio, and {self.name} is not")
-        (own,), (over_N, under_N) = self._columns(row), self._columns(base)[0]
+        (own,), ((over_N, under_N),) = self.columns(row), self.columns(base)
         return ratio_interval(own, (under_N, over_N))
 
     def columns(self, row: Row) -> list[tuple[Tensor, Tensor]]:
-        """Numerators and denominators of each ratio, [N] each; 0 where a part is not measured.
+        """Numerators and denominators of each ratio, [N] each; 0 where a part is not measured."""
+        units = set(self.units(row))
+        known_N = torch.tensor([unit in units for unit in row.units], dtype=torch.bool)
 
-        Raises:
-            UsageError: the row lacks a sum.
-        """
-        places_M = torch.tensor(self._places(row), dtype=torch.long)
+        def column(part: Part) -> Tensor:
+            if part == ONE:
+                return known_N.double()
+            first_N, *others = (
+                torch.tensor([value or 0.0 for value in row.sums[name]], dtype=torch.float64)
+                for name in _sums_of(part)
+            )
+            return (first_N - sum(others)).where(known_N, 0)
 
-        def spread(part_M: Tensor) -> Tensor:
-            return part_M.new_zeros(len(row.units)).index_copy(0, places_M, part_M)
-
-        return [(spread(over_M), spread(under_M)) for over_M, under_M in self._columns(row)]
+        return [(column(over), column(under)) for over, under in self.ratios]
 
     @property
     def _names(self) -> set[str]:
         return {name for ratio in self.ratios for part in ratio for name in _sums_of(part)}
 
-    def _places(self, row: Row) -> list[int]:
-        """Places of the units that have all sums of the figure."""
+    def units(self, row: Row) -> list[int]:
+        """The units of a row that have all sums of the figure."""
+        if self.of:
+            return FIGURES[self.of].units(row)
         if missing := self._names - row.sums.keys():
             raise UsageError(
                 f"{self.words} needs {min(missing)}, which a row of {row.source.command} lacks"
             )
-        wanted = [row.sums[name] for name in sorted(self._names)]
-        if not any(None in part for part in wanted):
-            return list(range(len(row.units)))
-        return [n for n in range(len(row.units)) if all(part[n] is not None for part in wanted)]
-
-    def _columns(self, row: Row) -> list[tuple[Tensor, Tensor]]:
-        """Numerators and denominators of the units that have all of them, [N] each."""
-        places = self._places(row)
-
-        def column(part: Part) -> Tensor:
-            if part == ONE:
-                return torch.ones(len(places), dtype=torch.float64)
-            first_N, *others = (
-                torch.tensor([row.sums[name][n] for n in places], dtype=torch.float64)
-                for name in _sums_of(part)
-            )
-            return first_N - sum(others)
-
-        return [(column(over), column(under)) for over, under in self.ratios]
+        wanted = [row.sums[name] for name in self._names]
+        return [u for n, u in enumerate(row.units) if all(part[n] is not None for part in wanted)]
 
     def _facts(self, row: Row) -> dict[str, float]:
         known = row.setting | row.totals
@@ -289,21 +242,58 @@ def register(figure: Figure) -> Figure:
     """Add a figure of your own.
 
     Raises:
-        ValueError: another figure has the name, or the figure that a formula uses is unknown.
+        ValueError: another figure has the name.
     """
     if FIGURES.get(figure.name, figure) != figure:
         raise ValueError(f"there is a figure {figure.name} already; give yours another name")
-    if figure.of and figure.of not in FIGURES:
-        raise ValueError(f"{figure.name} is a formula of {figure.of}, which is no figure")
     return FIGURES.setdefault(figure.name, figure)
 
 
-def figures_of(row: Row) -> list[Figure]:
-    """The figures that a row has, in the order of the registry."""
-    return [figure for figure in FIGURES.values() if figure.is_in(row)]
+def as_values(row: Row) -> dict[str, Interval]:
+    """The figures that a row has, with intervals, by name, in the order of the registry."""
+    return {name: figure.measure(row) for name, figure in FIGURES.items() if figure.is_in(row)}
 
 
-def as_values(row: Row, names: Sequence[str] = ()) -> dict[str, Interval]:
-    """Figures of a row with intervals, by name; without names: all that it has."""
-    chosen = [FIGURES[name] for name in names] or figures_of(row)
-    return {figure.name: figure.measure(row) for figure in chosen}
+def load(path: str | Path, *, per: Literal["row", "unit"] = "row") -> pd.DataFrame:
+    """Rows of a file, or of all runs in a directory, as a DataFrame.
+
+    `per="row"`: a line per row: settings, number of units, totals, and each figure with the bounds
+    of its 95% interval, such as `speedup`, `speedup_low`, `speedup_high`. `per="unit"`: a line per
+    unit, with the sums of the row instead of figures.
+
+    Raises:
+        UsageError: there are no rows, or one has another version or is malformed.
+    """
+    return frame_of(read_rows(Path(path)), per=per)
+
+
+def frame_of(rows: Iterable[Row], *, per: Literal["row", "unit"] = "row") -> pd.DataFrame:
+    """As `load`, for rows in memory."""
+    import pandas as pd  # takes half a second
+
+    if per == "unit":
+        return pd.DataFrame([line for row in rows for line in _units(row)])
+    return pd.DataFrame([_line(row) for row in rows])
+
+
+def _head(row: Row) -> dict[str, Any]:
+    return {"command": row.source.command, "population": row.population} | row.setting
+
+
+def _line(row: Row) -> dict[str, Any]:
+    line = _head(row) | {"num_units": len(row.units)}
+    for name, value in row.totals.items():
+        line[name] = value
+        if name in row.bounds:
+            line[f"{name}_low"], line[f"{name}_high"] = row.bounds[name]
+    for name, figure in as_values(row).items():
+        line[name], line[f"{name}_low"], line[f"{name}_high"] = figure
+    return line
+
+
+def _units(row: Row) -> list[dict[str, Any]]:
+    head = _head(row)
+    return [
+        head | {"unit": unit} | {name: values[place] for name, values in row.sums.items()}
+        for place, unit in enumerate(row.units)
+    ]

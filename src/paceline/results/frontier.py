@@ -219,8 +219,7 @@ class Frontier:
         found_R = torch.ones(len(weights_RN), dtype=torch.float64)
         if is_known(figure, row):
             return found_R
-        if not FIGURES[figure].ratios:
-            raise UsageError(f"{figure} is no ratio of sums, so it has no resamples; use measure")
+        assert FIGURES[figure].ratios, f"{figure} is no ratio of sums"
         if not FIGURES[figure].is_in(self._whole[self._place(row)]):
             return found_R * math.nan
         for over_N, under_N in self.columns(figure, row):

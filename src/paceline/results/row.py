@@ -29,18 +29,16 @@ Names of sums:
     seconds, first_seconds, first_tokens
                                 of a request; until its first tokens, and their number
     target_seconds, target_first_seconds, target_tokens, target_first_tokens
-                                of the same request with the target alone, timed by turns;
-                                `reference_*`: with a third model
+                                of the same request with the target alone, timed by turns
     identical, ties             of a greedy text: whether it is the target's, or differs at a tie
 """
 
 from __future__ import annotations
 
-import gzip
 import json
 import math
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -48,17 +46,17 @@ from paceline.config import Result, StrictModel, describe
 from paceline.environment import environment
 from paceline.errors import UsageError
 from paceline.permissions import Origin
-from paceline.records import atomic_write_bytes, read_lines
+from paceline.records import atomic_write_text, read_jsonl
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from torch import Tensor
 
 SCHEMA_VERSION = 1
-FILE_NAMES = ("rows.jsonl", "rows.jsonl.gz")
-"""Names of the file of rows in a run directory."""
+FILE_NAME = "rows.jsonl"
+"""Name of the file of rows in a run directory."""
 Label = str | int | float
 
 
@@ -90,19 +88,17 @@ class Source(StrictModel):
     @classmethod
     def here(cls, command: str, **more: Any) -> Source:
         """The source of a row that this process makes now."""
-        return cls.of(environment(), command=command, date=_today(), **more)
-
-    @classmethod
-    def of(cls, record: Mapping[str, Any], **more: Any) -> Source:
-        """The source of rows of a run, from the environment that its manifest records."""
+        record = environment()
         git = record.get("git") or {}
         level, cores = record.get("processor_level"), record.get("cpu_count")
         machine = f"{record.get('processor', 'unknown processor')} ({level}, {cores} cores)"
         return cls(
+            command=command,
             commit=git.get("commit"),
             modified=bool(git.get("modified")),
             machine=f"{machine}, {record['gpu']}" if "gpu" in record else machine,
             versions={"python": record.get("python", "")} | record.get("versions", {}),
+            date=datetime.now(tz=UTC).date().isoformat(),
             **more,
         )
 
@@ -174,28 +170,18 @@ class Row(Result):
         return self.model_copy(update={"units": tuple(units), "sums": sums})
 
 
-RowT = TypeVar("RowT", bound=Row)
-
-
-def _today() -> str:
-    return datetime.now(tz=UTC).date().isoformat()
-
-
-def select(rows: Iterable[RowT], **conditions: Label) -> list[RowT]:
+def select(rows: Iterable[Row], **conditions: Label) -> list[Row]:
     """The rows that have all of these settings."""
     return [row for row in rows if row.has(**conditions)]
 
 
 def write_rows(path: Path, rows: Iterable[Row]) -> None:
-    """Write all rows, compressed if the name ends with .gz; equal rows give equal files.
+    """Write all rows; equal rows give equal files.
 
     Raises:
         StorageError: the file cannot be written; an existing one is unchanged.
     """
-    content = "".join(f"{json.dumps(as_values(row))}\n" for row in rows).encode()
-    if path.suffix == ".gz":
-        content = gzip.compress(content, mtime=0)
-    atomic_write_bytes(path, content)
+    atomic_write_text(path, "".join(f"{json.dumps(as_values(row))}\n" for row in rows))
 
 
 def as_values(row: Row) -> dict[str, Any]:
@@ -205,59 +191,38 @@ def as_values(row: Row) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value or fields[key].is_required()}
 
 
-def read_rows(path: Path, kind: type[RowT] = Row) -> list[RowT]:
-    """Read the rows of a file, or of all runs in a directory, as rows of this class.
+def read_rows(path: Path) -> list[Row]:
+    """Read the rows of a file, or of all runs in a directory.
 
     Raises:
         UsageError: there are no rows, or one has another version or is malformed.
     """
     if path.is_dir():
-        files = sorted(file for name in FILE_NAMES for file in path.rglob(name))
-        rows = [row for file in files for row in read_rows(file, kind)]
+        files = sorted(path.rglob(FILE_NAME))
+        rows = [row for file in files for row in read_rows(file)]
     else:
         files = [path] if path.exists() else []
-        values = enumerate(_read(path), 1) if files else ()
-        rows = [_row(value, kind, f"{path} row {number}") for number, value in values]
+        values = enumerate(read_jsonl(path), 1)
+        rows = [_row(value, f"{path} row {number}") for number, value in values]
         # a cell that was measured again, or has predictions, has a row behind the earlier one
         rows = list({row.source.fingerprints.get("key", id(row)): row for row in rows}.values())
     if not files:
         raise UsageError(
-            f"no result rows at {path}; name a file {' or '.join(FILE_NAMES)}, or the directory of "
-            "a command that measures"
+            f"no result rows at {path}; name a file {FILE_NAME}, or the directory of a command "
+            "that measures"
         )
     return rows
 
 
-def _read(path: Path) -> Iterator[Any]:
-    """The values of each line, without a last one that a killed process did not finish."""
-    torn: Exception | None = None
-    try:
-        for line, _ in read_lines(path):
-            if torn is not None:
-                raise torn
-            try:
-                values = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                torn = error
-            else:
-                yield values
-        if torn is not None and (path.suffix == ".gz" or path.read_bytes().endswith(b"\n")):
-            raise torn
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read ({error.strerror})") from None
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path} is not a file of result rows ({error})") from None
-
-
-def _row(values: Any, kind: type[RowT], where: str) -> RowT:
-    version = values.get("schema_version", SCHEMA_VERSION) if isinstance(values, dict) else None
+def _row(values: dict[str, Any], where: str) -> Row:
+    version = values.get("schema_version", SCHEMA_VERSION)
     if version != SCHEMA_VERSION:
         raise UsageError(
             f"{where} has schema_version {version}, this Paceline reads {SCHEMA_VERSION}; run the "
             "command again, or read the row with the version that wrote it"
         )
     try:
-        return kind.model_validate(values, context=Origin.RESULTS)
+        return Row.model_validate(values, context=Origin.RESULTS)
     except ValidationError as error:
         raise UsageError(f"{where} is not a result row: {describe(error)}") from None
 

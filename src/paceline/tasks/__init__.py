@@ -2,10 +2,10 @@
 
 base.py           interface of tasks; examples: their choice, their prompts in tokens, their scores
 math_problems.py  word problems and step-by-step sums, scored by accuracy
-docstrings.py     one-sentence summaries of Python's documentation, scored by ROUGE; pairs of text
-corpora.py        a user's own prompts, prompt-answer pairs with a metric, or messages of users
+docstrings.py     one-sentence summaries of Python's documentation, scored by ROUGE
+corpora.py        a user's own prompts, or prompt-answer pairs with a metric
 row_task.py       rows of a data set: translation (BLEU, chrF), summaries (ROUGE), questions (F1)
-code_problems.py  functions, scored by their tests; execution.py runs both in one limited process
+code_problems.py  functions, scored by running their tests in a limited process
 scoring.py        metrics and the libraries that compute them; figures of all answers together
 """
 
@@ -17,9 +17,9 @@ from paceline.config import StrictModel
 from paceline.extensions import variants
 from paceline.tasks.base import OwnTask, Split, Task, TaskExample, write_examples
 from paceline.tasks.code_problems import Code
-from paceline.tasks.corpora import Chat, Pairs, PlainText
+from paceline.tasks.corpora import Pairs, PlainText
 from paceline.tasks.docstrings import Docstrings
-from paceline.tasks.math_problems import Arithmetic, GSMSymbolic, Math
+from paceline.tasks.math_problems import Arithmetic, Math
 from paceline.tasks.row_task import Questions, Summarization, Translation
 
 if TYPE_CHECKING:
@@ -33,10 +33,8 @@ AnyTask: TypeAlias = (
     | Translation
     | Summarization
     | Math
-    | GSMSymbolic
     | Questions
     | Code
-    | Chat
 )
 
 
@@ -63,10 +61,8 @@ def build_task(chosen: str | Mapping[str, Any]) -> Task:
 __all__ = [
     "AnyTask",
     "Arithmetic",
-    "Chat",
     "Code",
     "Docstrings",
-    "GSMSymbolic",
     "Math",
     "OwnTask",
     "Pairs",

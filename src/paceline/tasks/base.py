@@ -11,13 +11,11 @@ from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field
-from math import isnan
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 from paceline.config import StrictModel
 from paceline.data.prompts import Record
-from paceline.data.thoughts import thoughts_end
-from paceline.data.tokens import encode_prompt, encode_prompts
+from paceline.data.tokens import encode_prompt, encode_prompts, thoughts_end
 from paceline.errors import ContextLengthError, UsageError
 from paceline.models.answer_text import answer_text
 from paceline.records import atomic_write_text
@@ -86,18 +84,11 @@ class Task(StrictModel, ABC):
 
         For figures that are not the mean of `score`, such as corpus BLEU. Result rows contain them.
         The bounds of one without an interval are NaN.
-
-        Raises:
-            UsageError: as `score`.
         """
         return {}
 
     def versions(self) -> dict[str, str]:
-        """What examples and scores depend on: data, task version, libraries, settings of metrics.
-
-        Raises:
-            UsageError: a library is not installed.
-        """
+        """What examples and scores depend on: data, task version, libraries, metric settings."""
         return {}
 
 
@@ -137,42 +128,11 @@ def score_of(task: Task, example: TaskExample, answer: str) -> float:
     return score
 
 
-class CorpusFigures(NamedTuple):
-    """Figures of all answers together, by name.
-
-    Attributes:
-        scores: In the scale of their reference implementation.
-        intervals: Bounds of their 95% intervals, where they have any.
-    """
-
-    scores: dict[str, float]
-    intervals: dict[str, tuple[float, float]]
-
-
-def corpus_figures(
-    task: Task, examples: Sequence[TaskExample], answers: Sequence[str]
-) -> CorpusFigures:
-    """The task's figures of all answers together.
-
-    Raises:
-        UsageError: as `Task.corpus_scores`.
-    """
-    found = task.corpus_scores(examples, answers)
-    return CorpusFigures(
-        {name: each.value for name, each in found.items()},
-        {name: (each.low, each.high) for name, each in found.items() if not isnan(each.low)},
-    )
-
-
 def write_examples(task: Task, split: Split, count: int, path: Path, seed: int = 0) -> int:
     """Write examples with their reference answers as JSON lines for `read_records`.
 
     Returns:
         The number of distinct examples; a task may draw training examples with replacement.
-
-    Raises:
-        UsageError: as `Task.examples`.
-        StorageError: the file cannot be written.
     """
     examples = examples_of(task, split, count, seed)
     lines = [json.dumps(as_row(example.record)) + "\n" for example in examples]
@@ -218,11 +178,7 @@ def pick(
     remedy: str,
     kind: str = "distinct examples",
 ) -> list[T]:
-    """Choose `count` values in an order determined by the keys and the seed.
-
-    Raises:
-        UsageError: `count` is below 1 or above the number of values.
-    """
+    """Choose `count` values in an order determined by the keys and the seed."""
     check_count(count)
     if count > len(found):
         raise UsageError(f"{name} has {len(found)} {kind}, {count} were requested; {remedy}")

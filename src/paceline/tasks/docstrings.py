@@ -6,20 +6,16 @@ the test examples.
 
 from __future__ import annotations
 
-import contextlib
-import importlib.metadata
-import importlib.util
 import platform
 import re
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from pydantic import Field
 
 from paceline.data.prompts import Record
 from paceline.data.python_docs import (
     is_held_out,
-    package_places,
     read_docstrings,
     standard_library,
 )
@@ -44,14 +40,12 @@ class Docstrings(Task):
     """Given the body of a docstring, write its first sentence.
 
     Attributes:
-        packages: Installed packages to take docstrings from, in addition to the standard library.
         max_body_characters: Docstrings with a longer body are excluded.
         chat: Prompt in a chat, for instruction-tuned models; false: as text to continue.
         metric: ROUGE variant.
     """
 
     task: Literal["docstrings"] = "docstrings"
-    packages: tuple[Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")], ...] = ()
     max_body_characters: int = Field(default=400, ge=_SHORTEST_BODY)
     chat: bool = True
     metric: scoring.Rouge = "rougeL"
@@ -59,14 +53,11 @@ class Docstrings(Task):
     def examples(self, split: Split, count: int, seed: int = 0) -> list[TaskExample]:
         """Distinct bodies with their sentences; about one in twelve is a test example.
 
-        Raises:
-            UsageError: there are fewer, or a package is not installed or has no Python source.
-
         Cost: parses the libraries' source once per process, in seconds.
         """
-        pairs = docstring_pairs(self.packages, self.max_body_characters)
+        pairs = _pairs(standard_library(), self.max_body_characters)
         found = {pair.body: pair for pair in pairs if pair.held_out == (split == "test")}
-        remedy = "request fewer, raise max_body_characters or name packages"
+        remedy = "request fewer, or raise max_body_characters"
         chosen = pick(found, count, seed, f"the {split} split of docstrings", remedy)
         return [
             TaskExample(self._record(pair, f"docstrings {split} example {number}"), pair.sentence)
@@ -74,21 +65,12 @@ class Docstrings(Task):
         ]
 
     def score(self, example: TaskExample, answer: str) -> float:
-        """ROUGE F-measure, 0 to 1, of the answer's first non-blank line.
-
-        Raises:
-            UsageError: rouge_score is not installed.
-        """
+        """ROUGE F-measure, 0 to 1, of the answer's first non-blank line."""
         return scoring.score_text(self.metric, example.reference, first_line(answer))
 
     def versions(self) -> dict[str, str]:
-        """Versions of the scorer, of Python and of the packages with the docstrings."""
-        versions = {**scoring.metric_versions(self.metric), "python": platform.python_version()}
-        for package in self.packages:
-            # The distribution's name can differ from the package's.
-            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-                versions[package] = importlib.metadata.version(package)
-        return versions
+        """Versions of the scorer and of Python, whose docstrings these are."""
+        return scoring.metric_versions(self.metric) | {"python": platform.python_version()}
 
     def _record(self, pair: DocstringPair, where: str) -> Record:
         if not self.chat:
@@ -110,29 +92,17 @@ def first_line(answer: str) -> str:
     return next((line.strip() for line in answer.split("\n") if line.strip()), "")
 
 
-def docstring_pairs(
-    packages: tuple[str, ...], max_body: int | None = None
-) -> tuple[DocstringPair, ...]:
-    """All pairs of the standard library and of installed packages; None: bodies of any length.
-
-    Raises:
-        UsageError: a package is not installed or has no Python source.
-    """
-    return _pairs((standard_library(), *(package_places(name)[0] for name in packages)), max_body)
-
-
 @cache
-def _pairs(roots: tuple[Path, ...], max_body: int | None) -> tuple[DocstringPair, ...]:
+def _pairs(root: Path, max_body: int) -> tuple[DocstringPair, ...]:
     found: dict[str, str] = {}  # sentence of a body
     splits: dict[str, set[bool]] = {}
-    for root in roots:
-        for text in read_docstrings(root):
-            first, _, body = text.strip().partition("\n\n")
-            sentence, body = " ".join(first.split()), body.strip()
-            if _SHORTEST_BODY <= len(body) <= (max_body or len(body)):
-                splits.setdefault(body, set()).add(is_held_out(text.strip()))
-                if _is_one_sentence(sentence):
-                    found.setdefault(body, sentence)
+    for text in read_docstrings(root):
+        first, _, body = text.strip().partition("\n\n")
+        sentence, body = " ".join(first.split()), body.strip()
+        if _SHORTEST_BODY <= len(body) <= max_body:
+            splits.setdefault(body, set()).add(is_held_out(text.strip()))
+            if _is_one_sentence(sentence):
+                found.setdefault(body, sentence)
     return tuple(
         DocstringPair(body, sentence, held_out=True in splits[body])
         for body, sentence in found.items()

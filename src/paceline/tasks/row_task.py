@@ -11,14 +11,12 @@ import re
 import string
 from collections import Counter
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from paceline.data.prompts import CorpusConfig, Record, read_columns, template_settings
 from paceline.errors import PromptError, UsageError
-from paceline.fingerprints import short_hash
 from paceline.tasks import scoring
 from paceline.tasks.base import Task, TaskExample, check_count, exchange, numbered, pick
 from paceline.tasks.corpora import corpus_version
@@ -34,7 +32,6 @@ if TYPE_CHECKING:
 SHOT_BREAK = "\n\n"
 _SOURCE = "source"
 _REPORTED = ("rouge1", "rouge2", "rougeLsum")
-_SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _PLACEHOLDER = re.compile(r"\{([A-Za-z_][\w.]*)\}")
@@ -82,24 +79,11 @@ class RowTask(Task):
             raise ValueError(f"prompt {prompt!r} shows no column; put {{source}} where it belongs")
         return prompt
 
-    @model_validator(mode="after")
-    def _shots_have_a_corpus(self) -> RowTask:
-        if self.num_shots and self.train_corpus is None:
-            raise ValueError(
-                f"num_shots is {self.num_shots}, but there is no train_corpus to take examples "
-                "from; name one, or set num_shots to 0"
-            )
-        return self
-
     def examples(self, split: Split, count: int, seed: int = 0) -> list[TaskExample]:
         """Rows of a corpus, each after the same few-shot examples.
 
         Training rows are distinct. A row that the test corpus repeats is an example each time, as
         in scores of the whole corpus by other programs.
-
-        Raises:
-            PromptError: the corpus cannot be read, or a row lacks a column, a text or a reference.
-            UsageError: it has fewer rows, or no train_corpus is configured.
         """
         check_count(count)
         test = list(self.items(self.corpus))
@@ -120,10 +104,10 @@ class RowTask(Task):
         return [self._example(item, shots, corpus) for item in chosen]
 
     def versions(self) -> dict[str, str]:
-        """Version of the task and fingerprints of its data."""
-        found = {"task_version": str(self.version), "corpus": self._fingerprint(self.corpus)}
+        """Version of the task, and hashes of its local data."""
+        found = {"task_version": str(self.version)} | corpus_version(self.corpus)
         if self.num_shots and self.train_corpus is not None:
-            found["train_corpus"] = self._fingerprint(self.train_corpus)
+            found |= {f"train_{key}": one for key, one in corpus_version(self.train_corpus).items()}
         return found
 
     def cut(self, answer: str) -> str:
@@ -134,11 +118,7 @@ class RowTask(Task):
         return answer[: min(ends, default=len(answer))].strip()
 
     def read_references(self, value: Any, name: str, where: str) -> tuple[str, ...]:
-        """The reference answers in a column; a task may accept other values than a text.
-
-        Raises:
-            PromptError: there is none.
-        """
+        """The reference answers in a column; a task may accept other values than a text."""
         if not isinstance(value, str):
             raise PromptError(
                 f"{where} has no reference answer as text in column {name}; fill it or leave the "
@@ -183,11 +163,6 @@ class RowTask(Task):
         reference, *alternatives = map(self.compared, item.references)
         return TaskExample(record, reference, tuple(alternatives))
 
-    def _fingerprint(self, corpus: CorpusConfig) -> str:
-        if found := corpus_version(corpus):
-            return found["corpus"]
-        return _content_hash(type(self), self.model_dump_json(), corpus.model_dump_json())
-
 
 def _key(item: Item) -> str:
     return json.dumps([item.prompt, item.references])
@@ -205,14 +180,6 @@ def _as_text(value: Any, name: str, where: str) -> str:
     raise PromptError(f"{where} has a {kind} in column {name}; wanted a text for the prompt")
 
 
-@cache
-def _content_hash(kind: type[RowTask], settings: str, corpus: str) -> str:
-    """Hash of the rows of a hub data set, which does not change while a program runs."""
-    task = kind.model_validate_json(settings)
-    items = task.items(CorpusConfig.model_validate_json(corpus))
-    return short_hash(map(_key, items))
-
-
 class Translation(RowTask):
     """Sentences with one reference translation each, scored by sacrebleu.
 
@@ -225,39 +192,21 @@ class Translation(RowTask):
     Attributes:
         metric: Metric of `score`. Corpus figures have BLEU and chrF.
         tokenize: sacrebleu's tokenizer for BLEU.
-        lowercase: BLEU ignores case.
-        chrf_word_order: 0: chrF; 2: chrF++.
     """
 
     version: ClassVar[int] = 3
     task: Literal["translation"] = "translation"
     metric: Literal["chrf"] = "chrf"
     tokenize: Literal["13a", "intl", "zh", "char", "none"] = "13a"
-    lowercase: bool = False
-    chrf_word_order: int = Field(default=0, ge=0)
-
-    @field_validator("metric", mode="before")
-    @classmethod
-    def _is_of_a_sentence(cls, metric: Any) -> Any:
-        scoring.refuse_sentence_bleu(metric)
-        return metric
 
     def score(self, example: TaskExample, answer: str) -> float:
-        """Sentence chrF, 0 to 1.
-
-        Raises:
-            UsageError: sacrebleu is not installed.
-        """
-        return scoring.sentence_chrf(example.reference, self.cut(answer), self.chrf_word_order)
+        """Sentence chrF, 0 to 1."""
+        return scoring.score_text("chrf", example.reference, self.cut(answer))
 
     def corpus_scores(
         self, examples: Sequence[TaskExample], answers: Sequence[str]
     ) -> dict[str, Interval]:
-        """Corpus BLEU and chrF, 0 to 100.
-
-        Raises:
-            UsageError: sacrebleu is not installed.
-        """
+        """Corpus BLEU and chrF, 0 to 100."""
         cut = [self.cut(answer) for answer in answers]
         references = [example.reference for example in examples]
         return {
@@ -276,11 +225,8 @@ class Translation(RowTask):
 
     def _metrics(self) -> dict[str, Any]:
         """New ones: a signature depends on what its metric has scored."""
-        metrics = scoring.sacrebleu_metrics()
-        return {
-            "bleu": metrics.BLEU(tokenize=self.tokenize, lowercase=self.lowercase),
-            "chrf": metrics.CHRF(word_order=self.chrf_word_order),
-        }
+        metrics = scoring.optional("sacrebleu.metrics")
+        return {"bleu": metrics.BLEU(tokenize=self.tokenize), "chrf": metrics.CHRF()}
 
 
 class Summarization(RowTask):
@@ -290,32 +236,19 @@ class Summarization(RowTask):
         metric: ROUGE variant of `score`. Corpus figures have rouge1, rouge2 and rougeLsum. ROUGE-2
             is what the papers report; it is 0 for most summaries of small models, so the default,
             which intervals and quality floors use, is rougeLsum.
-        sentences: rougeLsum compares sentence by sentence. `lines`: a sentence is a line, as
-            rouge_score defines it; `punctuation`: a sentence also ends after ".", "!" or "?".
-        stem: Compare stems of words.
     """
 
     task: Literal["summarization"] = "summarization"
     metric: Literal["rouge1", "rouge2", "rougeL", "rougeLsum"] = "rougeLsum"
-    sentences: Literal["lines", "punctuation"] = "lines"
-    stem: bool = True
 
     def score(self, example: TaskExample, answer: str) -> float:
-        """ROUGE F-measure, 0 to 1.
-
-        Raises:
-            UsageError: rouge_score is not installed.
-        """
+        """ROUGE F-measure of stems, 0 to 1; of rougeLsum, a sentence is a line."""
         return self._scores((self.metric,), example, answer)[self.metric]
 
     def corpus_scores(
         self, examples: Sequence[TaskExample], answers: Sequence[str]
     ) -> dict[str, Interval]:
-        """Mean F-measures, 0 to 1.
-
-        Raises:
-            UsageError: rouge_score is not installed.
-        """
+        """Mean F-measures, 0 to 1."""
         found = [
             self._scores(_REPORTED, example, answer)
             for example, answer in zip(examples, answers, strict=True)
@@ -324,20 +257,13 @@ class Summarization(RowTask):
 
     def versions(self) -> dict[str, str]:
         """Versions of task, rouge_score and its stemmer, fingerprints of the data, and settings."""
-        stem = "yes" if self.stem else "no"
-        signature = f"f-measure|mean|stem:{stem}|sentences:{self.sentences}"
-        return super().versions() | scoring.metric_versions("rouge1") | {"rouge": signature}
+        signature = {"rouge": "f-measure|mean|stem:yes|sentences:lines"}
+        return super().versions() | scoring.metric_versions("rouge1") | signature
 
     def _scores(
         self, metrics: tuple[str, ...], example: TaskExample, answer: str
     ) -> dict[str, float]:
-        texts = (example.reference.strip(), self.cut(answer))
-        reference, answer = texts if self.sentences == "lines" else map(_on_lines, texts)
-        return scoring.rouge_scores(metrics, reference, answer, stem=self.stem)
-
-
-def _on_lines(text: str) -> str:
-    return _SENTENCE_END.sub("\n", text)
+        return scoring.rouge_scores(metrics, example.reference.strip(), self.cut(answer))
 
 
 class Questions(RowTask):

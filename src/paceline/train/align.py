@@ -6,11 +6,26 @@ Paper: Zhou et al. 2023, Alg. A.2.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from paceline.data.examples import Lengths
-from paceline.data.prompts import corpus_fingerprint
-from paceline.errors import ConfigError
+import torch
+
+from paceline.data.examples import Lengths, build_examples
+from paceline.data.prompts import corpus_fingerprint, read_records
+from paceline.data.replay import Rounds, ServedRounds, TargetRounds
+from paceline.data.sources import (
+    BatchSource,
+    BlendedText,
+    ExampleStream,
+    FixedText,
+    MixedText,
+    Origins,
+    ReadText,
+    SampledText,
+)
+from paceline.engines.texts import OpenAIWriter
+from paceline.errors import ConfigError, PromptError
+from paceline.models import prepare_for_decoding
 from paceline.models.compatibility import check_fits, check_same_tokenizer, check_same_vocabulary
 from paceline.models.drafts.restricted_head import count_tokens
 from paceline.models.loading import (
@@ -19,28 +34,35 @@ from paceline.models.loading import (
     load_model,
     load_tokenizer,
     stored_dtype,
+    tokenizer_of,
 )
 from paceline.progress import silent
 from paceline.rng import named_generator
 from paceline.train.evaluation import held_out_evaluator
-from paceline.train.loop import TrainingLoop, train
+from paceline.train.loop import TrainingLoop, TrainingText, train
 from paceline.train.loss import LossVocabulary, StepPlan, VocabularySample
-from paceline.train.objectives import UnderRule
+from paceline.train.objectives import UnderRule, reads_top
 from paceline.train.run import open_run
-from paceline.train.step import Stepper
-from paceline.train.training_text import records_of, stream_of, text_of
-from paceline.train.weights import freeze_embeddings, freeze_layers, train_all
+from paceline.train.step import (
+    Stepper,
+    freeze_embeddings,
+    freeze_layers,
+    shard_target,
+    train_all,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from paceline.data.examples import Example
+    from paceline.data.collate import TokenRow
+    from paceline.data.prompts import Record
     from paceline.models.hf.base import HfModel
     from paceline.progress import Progress
     from paceline.train.config import AlignConfig
-    from paceline.train.objectives import Objective
     from paceline.train.run import TrainingRun
+
+_SERVED_BATCHES = 16  # of training, in a round that servers write if none is configured
 
 
 def align(config: AlignConfig, *, resume: bool = False, progress: Progress = silent) -> Path:
@@ -87,6 +109,8 @@ def _set_up(config: AlignConfig, run: TrainingRun) -> TrainingLoop:
     draft = run.load_trained(config.draft, store)
     target = _load_target(config, run, bfloat16=bfloat16)
     vocab_size = _check_pair(config, target, draft)
+    if target is not None and config.shard and run.shard.world_size > 1:
+        shard_target(target, run.accelerator)
     train_all(draft)
     if config.freeze_embeddings:
         freeze_embeddings(draft)
@@ -114,9 +138,8 @@ def _load_target(config: AlignConfig, run: TrainingRun, *, bfloat16: bool) -> Hf
     """The target or its head, ready to be read; None if only its tokenizer is needed."""
     if not config.loads_target:
         return None
-    sharded = run.shard.world_size > 1 and "target" in config.shard
     device = str(run.accelerator.device)
-    if sharded:  # the full target may not fit on one device
+    if config.shard and run.shard.world_size > 1:  # the full target may not fit on one device
         device = "cpu"
     elif device == "cuda":  # of a single process: over several GPUs if the first cannot hold it
         device = "auto"
@@ -138,19 +161,9 @@ class Planner:
             tokens = self.vocabulary.draw(named_generator(seed, "loss vocabulary", num_drawn))
         rng_of_row = partial(named_generator, seed, "tokens of the draft", num_drawn)
         finish = self.config.finish
-        share = 0.0 if finish is None else finish.share(position)
-        return StepPlan(self._terms(share), tokens, rng_of_row, phase=int(share > 0))
-
-    def _terms(self, finish_share: float) -> list[Objective]:
-        finish = self.config.finish
-        after = () if finish is None else finish.objective
-        shares = ((self.config.objective, 1 - finish_share), (after, finish_share))
-        return [
-            term.model_copy(update={"weight": term.weight * share})
-            for terms, share in shares
-            for term in terms
-            if share > 0
-        ]
+        if finish is not None and position > finish.begin:
+            return StepPlan(finish.objective, tokens, rng_of_row, phase=1)
+        return StepPlan(self.config.objective, tokens, rng_of_row)
 
 
 def _check_pair(config: AlignConfig, target: HfModel | None, draft: HfModel) -> int:
@@ -168,7 +181,7 @@ def _check_pair(config: AlignConfig, target: HfModel | None, draft: HfModel) -> 
 def _check_lengths(config: AlignConfig, target: HfModel | None, draft: HfModel) -> None:
     settings = config.evaluation
     longest = {("max_prompt_tokens", "max_completion_tokens"): config.lengths}
-    if config.data.evaluates:
+    if config.evaluates:
         names = ("evaluation.max_prompt_tokens", "max_new_tokens")
         longest[names] = Lengths(settings.max_prompt_tokens, settings.max_new_tokens)
     for model, name in ((target, "the target"), (draft, "the draft")):
@@ -186,11 +199,7 @@ def _check_terms(config: AlignConfig, draft: HfModel) -> None:
     if draft.draft_vocabulary is None:
         return
     limit = f"but {config.draft} proposes only {len(draft.draft_vocabulary):,} tokens"
-    finish = config.finish
-    together = [config.objective]
-    if finish is not None:
-        both = (*config.objective, *finish.objective)
-        together.append(finish.objective if finish.end is None else both)
+    together = [config.objective, () if config.finish is None else config.finish.objective]
     labelled = [{term.reads_target or term.reads_top for term in terms} for terms in together]
     if {True, False} in labelled:
         raise ConfigError(
@@ -224,7 +233,7 @@ def _check_encoder_decoder(config: AlignConfig, draft: HfModel) -> None:
 
 
 def _vocabulary(
-    config: AlignConfig, examples: Sequence[Example], draft: HfModel, vocab_size: int
+    config: AlignConfig, examples: Sequence[TokenRow], draft: HfModel, vocab_size: int
 ) -> VocabularySample | None:
     """Sampler of the tokens that divergences are computed over; None: all tokens.
 
@@ -238,3 +247,124 @@ def _vocabulary(
         return None
     counts_V = count_tokens((example.tokens for example in examples), vocab_size)
     return VocabularySample(config.loss_vocabulary, counts_V.argsort(descending=True, stable=True))
+
+
+def records_of(config: AlignConfig) -> tuple[list[Record], list[Record] | None]:
+    """Training records and held-out records (None: no evaluation)."""
+    data = config.data
+    train = read_records(data.train, skip_empty=True)
+    if data.held_out is not None:
+        return train, read_records(data.held_out, skip_empty=True)
+    if data.held_out_from_train is None:
+        return train, None
+    unique = list({record.asked: record for record in reversed(train)}.values())
+    if data.held_out_from_train >= len(unique):
+        raise ConfigError(
+            f"data.held_out_from_train is {data.held_out_from_train}, but {data.train.path} has "
+            f"{len(unique)} different prompts; hold out fewer, or set data.held_out"
+        )
+    order = torch.randperm(len(unique), generator=named_generator(config.seed, "held out"))
+    held_out = [unique[index] for index in order[: data.held_out_from_train].tolist()]
+    taken = {record.asked for record in held_out}
+    return [record for record in train if record.asked not in taken], held_out
+
+
+def stream_of(
+    config: AlignConfig, run: TrainingRun, records: Sequence[Record], reader: HfModel
+) -> ExampleStream:
+    """The tokenised and truncated training corpus."""
+    tokenizer = tokenizer_of(reader, config.target)
+    run.check_batches(config.batch_size)
+    run.check_batches(config.pretraining_rows, "rows of pretraining text")
+    examples = build_examples(
+        records,
+        tokenizer,
+        config.lengths,
+        eos_token_ids=reader.eos_token_ids,
+        pack_documents=config.data.pack_documents,
+        decoder_prompt=reader.decoder_prompt,
+        recorded_states=config.data.recorded_states,
+    )
+    _check_width(examples, reader, config)
+    own_rows = config.batch_size - config.pretraining_rows
+    return ExampleStream(examples, own_rows, seed=config.seed, shard=run.shard)
+
+
+def _check_width(examples: Sequence[TokenRow], target: HfModel, config: AlignConfig) -> None:
+    """Check that recorded hidden states are as wide as the target's."""
+    width = target.head_weight.shape[1]
+    for example in examples if config.data.recorded_states else ():
+        states_TD = example.target_hidden_TD
+        if states_TD is not None and states_TD.shape[1] != width:
+            raise PromptError(
+                f"{example.where} has hidden states of {states_TD.shape[1]} values, and "
+                f"{config.target} has {width}; name the target that recorded them"
+            )
+
+
+def text_of(
+    config: AlignConfig,
+    run: TrainingRun,
+    stream: ExampleStream,
+    draft: HfModel,
+    target: HfModel | None,
+) -> TrainingText:
+    """The mixture of Alg. A.2, with pretraining text if it is configured."""
+    reader = target or draft
+    source: BatchSource = _mixture(config, run, stream, draft, reader)
+    if config.data.pretraining is not None:
+        own = config.data.pretraining, reader, config.target, config.pretraining_rows
+        source = BlendedText(source, stream, run.packed_text(*own))
+    return TrainingText(source, stream)
+
+
+def _mixture(
+    config: AlignConfig,
+    run: TrainingRun,
+    stream: ExampleStream,
+    draft: HfModel,
+    target: HfModel,
+) -> MixedText:
+    generation: dict[str, Any] = {
+        "sampling": config.sampling,
+        "max_new_tokens": config.max_completion_tokens,
+        "eos_token_ids": target.eos_token_ids,
+    }
+    fractions = {"fixed_fraction": config.fixed_fraction, "draft_fraction": config.draft_fraction}
+    origins = Origins(stream, **fractions)
+    draft_writer = run.writer_of(draft) if config.draft_writes else draft
+    by_target = _text_of_target(config, run, origins, target, generation)
+    fixed = FixedText(stream)
+    if config.fixed_fraction > 0:
+        fixed.check(recorded=reads_top(config.terms))
+    limit_gb = config.data.keep_states_gb
+    return MixedText(
+        origins,
+        fixed if limit_gb is None else ReadText(stream, target, limit_gb),
+        SampledText(stream, draft_writer, "draft", **generation),
+        by_target,
+    )
+
+
+def _text_of_target(
+    config: AlignConfig,
+    run: TrainingRun,
+    origins: Origins,
+    target: HfModel,
+    generation: dict[str, Any],
+) -> BatchSource:
+    """Text that the target or its servers generate, batch by batch or in rounds."""
+    rounds, stream = config.target_rounds, origins.stream
+    in_rounds = generation | {"shard": run.shard, "progress": run.progress, "origins": origins}
+    if isinstance(config.writer, OpenAIWriter):
+        batches = min(_SERVED_BATCHES, config.num_steps or _SERVED_BATCHES)
+        rounds = rounds or Rounds(rows=stream.batch_size * batches, uses=1)
+        tokenizer = load_tokenizer(config.target, alone=True)
+        return ServedRounds(config.writer, tokenizer, stream, target, rounds, **in_rounds)
+    # Prepared only if the target generates text, because the copy takes memory, and large bfloat16
+    # batches are faster without.
+    if config.target_writes and (rounds is None or target.dtype != torch.bfloat16):
+        target = prepare_for_decoding(target)
+    if rounds is not None:
+        return TargetRounds(stream, target, rounds, **in_rounds)
+    return SampledText(stream, target, "target", **generation)

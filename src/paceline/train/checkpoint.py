@@ -44,7 +44,6 @@ class TrainingState:
     time_position: float = 0.0  # of a time-based schedule; see `TrainingLoop`
     recent_losses: list[float] = field(default_factory=list)  # for the loss guard
     phase: int = 0  # of `recent_losses`; see `StepPlan`
-    writing_s: float = 0.0  # see `WritingClock`
 
 
 class CheckpointStore:
@@ -62,16 +61,10 @@ class CheckpointStore:
 
     def latest(self) -> Path | None:
         """The newest checkpoint, or None."""
-        return latest_checkpoint(self.directory)
+        return max(self.directory.glob("step-*"), default=None)
 
     def save(self, model: HfModel, optimizer: dict[str, Any], state: TrainingState) -> Path:
-        """Write a checkpoint atomically, then delete the oldest ones beyond `keep`.
-
-        Model and optimizer state must be unsharded.
-
-        Raises:
-            StorageError: it could not be written; earlier checkpoints are unchanged.
-        """
+        """Write a checkpoint atomically, then delete the oldest ones beyond `keep`."""
         path = self.directory / f"step-{state.step:08d}"
         with atomic_directory(path) as scratch:
             save_draft(model, self.tokenizer_source, scratch / _MODEL)
@@ -88,11 +81,6 @@ class CheckpointStore:
         """Remove incomplete checkpoints of a killed run."""
         for scratch in self.directory.glob(".step-*"):
             shutil.rmtree(scratch)
-
-
-def latest_checkpoint(directory: Path) -> Path | None:
-    """The newest complete checkpoint in a directory, or None."""
-    return max(directory.glob("step-*"), default=None)
 
 
 def _save_optimizer(optimizer: dict[str, Any], path: Path) -> None:
@@ -142,10 +130,6 @@ def check_run_directory(
     """Check that the run may write to its directory. -> the fingerprints of its inputs.
 
     `inputs` are the current fingerprints.
-
-    Raises:
-        ConfigError: the directory is a file, holds other files, or a run with another configuration
-            or inputs.
     """
     before = run.check(
         config, begun=has_begun(run), resume=resume, may_change=_MAY_CHANGE, inputs=inputs

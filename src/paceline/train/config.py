@@ -19,9 +19,7 @@ from paceline.data.prompts import CorpusConfig
 from paceline.data.replay import Rounds
 from paceline.data.requests import ModelWriter
 from paceline.engines.texts import OpenAIWriter
-from paceline.errors import UsageError
 from paceline.extensions import RuleChoice
-from paceline.models.loading import tokenizer_alone
 from paceline.records import RunDirectory
 from paceline.train.checkpoint import check_run_directory
 from paceline.train.loss import LossVocabulary
@@ -96,7 +94,6 @@ class TrainSettings(StrictModel):
             consecutive steps.
         chunk_tokens: Number of tokens whose logits are in memory at the same time. `auto`: on a GPU
             256 to 8192, as many as half of the free memory holds; else 256. The result is the same.
-        shard: Models whose weights are sharded over processes instead of replicated.
         precision: Precision of forward and backward passes; weights and sums are float32. `auto`
             is bfloat16 on GPUs that have it and on processors with AMX, else float32.
         device: `auto` is the GPU if there is one, else the CPU.
@@ -115,7 +112,6 @@ class TrainSettings(StrictModel):
     max_gradient_norm: float | None = Field(default=1.0, gt=0, allow_inf_nan=False)
     max_loss_ratio: float = Field(default=10.0, gt=1)
     chunk_tokens: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
-    shard: tuple[Literal["draft", "target"], ...] = ()
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     device: Literal["auto", "cpu"] = "auto"
     seed: int = 0
@@ -136,16 +132,6 @@ class TrainSettings(StrictModel):
                 f"batch_size {self.batch_size} is not a multiple of gradient_accumulation_steps "
                 f"{self.gradient_accumulation_steps}; change one of them"
             )
-        if "draft" in self.shard and isinstance(self.optimizer, Adafactor):
-            raise ValueError(
-                "a sharded draft needs optimizer.kind adamw, because adafactor needs whole matrices"
-            )
-        warmup = self.optimizer.warmup_steps
-        if warmup is not None and self.num_steps is not None and warmup > self.num_steps:
-            raise ValueError(
-                f"optimizer.warmup_steps {warmup} is more than num_steps {self.num_steps}; "
-                "lower it, or use warmup_fraction"
-            )
         return self
 
     @abstractmethod
@@ -153,12 +139,7 @@ class TrainSettings(StrictModel):
         """Check the inputs; raises UsageError."""
 
     def check_output(self, checks: InputChecks, model: ModelFacts | None) -> None:
-        """Check the disk space for the checkpoints of a model, and the trackers.
-
-        Raises:
-            StorageError: The disk has too little space.
-            UsageError: A tracker is not installed.
-        """
+        """Check the disk space for the checkpoints of a model, and the trackers."""
         check_trackers(self.track)
         moments = 2 if self.optimizer.kind == "adamw" else 0
         count = 0 if model is None else model.num_parameters
@@ -174,7 +155,6 @@ class AlignData(StrictModel):
         held_out: Prompts for evaluation; the target completes them once.
         held_out_from_train: Instead of `held_out`, remove N documents or prompts with all
             their answers from `train`, chosen by the run's seed. No evaluation if both are None.
-        train_document_prompts: Also train on the first tokens of documents used as fixed text.
         pack_documents: Concatenate documents before splitting them into rows, without padding.
         pretraining: Text that the draft was pretrained on, mixed in against forgetting. It is used
             unchanged, packed and streamed; a split cannot have a slice, see `limit`.
@@ -188,17 +168,11 @@ class AlignData(StrictModel):
     train: CorpusConfig
     held_out: CorpusConfig | None = None
     held_out_from_train: int | None = Field(default=None, ge=1)
-    train_document_prompts: bool = True
     pack_documents: bool = False
     pretraining: CorpusConfig | None = None
     pretraining_fraction: float = Field(default=0.1, gt=0, lt=1)
     keep_states_gb: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     recorded_states: bool = False
-
-    @property
-    def evaluates(self) -> bool:
-        """True if there is held-out text."""
-        return self.held_out is not None or self.held_out_from_train is not None
 
     @model_validator(mode="after")
     def _holds_out_once(self) -> AlignData:
@@ -243,30 +217,15 @@ class Finish(StrictModel):
     Attributes:
         objective: One divergence or a weighted sum.
         begin: Fraction of the run after which this objective starts.
-        end: Fraction of the run at which the first objective ends. From `begin` to `end` its
-            weights decrease linearly and those of this objective increase. None: at `begin`.
     """
 
     objective: tuple[Objective, ...] = Field(min_length=1)
     begin: float = Field(default=0.7, ge=0, lt=1)
-    end: float | None = Field(default=None, gt=0, le=1)
 
     @field_validator("objective", mode="before")
     @classmethod
     def _one_or_many(cls, value: Any) -> Any:
         return as_terms(value)
-
-    @model_validator(mode="after")
-    def _in_order(self) -> Finish:
-        if self.end is not None and self.end <= self.begin:
-            raise ValueError(f"finish.end {self.end} must be above finish.begin {self.begin}")
-        return self
-
-    def share(self, position: float) -> float:
-        """Share of this objective in [0, 1] at a position of the run in [0, 1]."""
-        if self.end is None:
-            return float(position > self.begin)
-        return min(1.0, max(0.0, (position - self.begin) / (self.end - self.begin)))
 
 
 class AlignConfig(TrainSettings):
@@ -292,6 +251,7 @@ class AlignConfig(TrainSettings):
         target_rounds: Let the target generate many texts at once, keep their hidden states, and
             train on each text several times; None: one batch at a time, used once. Servers write
             16 batches at a time.
+        shard: `target`: its weights are sharded over processes instead of replicated.
         freeze_embeddings: Freeze the embeddings and the output head.
         freeze_layers: Freeze the draft's first N layers. The backward pass stops above them. Useful
             if they are copies of the target's first layers.
@@ -301,7 +261,7 @@ class AlignConfig(TrainSettings):
     draft: str = Field(min_length=1)
     data: AlignData
     recipe: RecipeName | None = None
-    objective: tuple[Objective, ...] = (ForwardKL(),)
+    objective: tuple[Objective, ...] = Field(default=(ForwardKL(),), min_length=1)
     finish: Finish | None = None
     loss_vocabulary: LossVocabulary | None = None
     fixed_fraction: float = Field(default=1.0, ge=0, le=1)
@@ -309,9 +269,15 @@ class AlignConfig(TrainSettings):
     sampling: SamplingParams = SamplingParams()
     writer: Annotated[ModelWriter | OpenAIWriter, Field(discriminator="kind")] = ModelWriter()
     target_rounds: Rounds | None = None
+    shard: tuple[Literal["target"], ...] = ()
     freeze_embeddings: bool = False
     freeze_layers: int = Field(default=0, ge=0)
     evaluation: Evaluation = Evaluation()
+
+    @property
+    def evaluates(self) -> bool:
+        """True if there is held-out text."""
+        return self.data.held_out is not None or self.data.held_out_from_train is not None
 
     @property
     def terms(self) -> tuple[Objective, ...]:
@@ -331,18 +297,9 @@ class AlignConfig(TrainSettings):
     @property
     def loads_target(self) -> bool:
         """True if the target's weights are needed."""
-        return bool(self.target_readers)
-
-    @property
-    def target_readers(self) -> list[str]:
-        """The settings that need the target's weights."""
-        readers = {
-            "the objective": reads_target(self.terms),
-            "writer.kind model": self.target_writes and isinstance(self.writer, ModelWriter),
-            "data.keep_states_gb": self.data.keep_states_gb is not None,
-            "evaluation (data.held_out)": self.data.evaluates,
-        }
-        return [name for name, reads in readers.items() if reads]
+        writes = self.target_writes and isinstance(self.writer, ModelWriter)
+        kept = self.data.keep_states_gb is not None
+        return writes or kept or reads_target(self.terms) or self.evaluates
 
     @property
     def pretraining_rows(self) -> int:
@@ -364,8 +321,6 @@ class AlignConfig(TrainSettings):
 
     @model_validator(mode="after")
     def _fits_together(self) -> AlignConfig:
-        if not self.objective:
-            raise ValueError("objective is empty; give at least one divergence, such as forward_kl")
         own_rows = self.batch_size - self.pretraining_rows
         if self.data.pretraining is not None and not 0 < own_rows < self.batch_size:
             raise ValueError(
@@ -380,64 +335,40 @@ class AlignConfig(TrainSettings):
             )
         if self.loss_vocabulary is not None:
             for term in self.terms:
-                if term.needs_all_tokens is not None:
+                if term.needs_all_tokens:
                     raise ValueError(
-                        f"{term.needs_all_tokens}, but loss_vocabulary omits tokens; "
+                        f"objective {term!r} needs all tokens, and loss_vocabulary omits some; "
                         "remove one of them"
                     )
         self._check_writer()
         self._check_recorded_states()
         self._check_shards()
-        parts = [self.objective] if self.finish is None else [self.objective, self.finish.objective]
-        if self.draft_writes and not all(map(reads_target, parts)):
-            raise ValueError(
-                "cross_entropy alone is no training signal on text that the draft generated; "
-                "set draft_fraction to 0, or use a divergence as objective and in finish"
-            )
         return self
 
     def check(self, checks: InputChecks) -> None:
         """Check the inputs; raises UsageError."""
         check_run_directory(RunDirectory(self.output), self, resume=checks.resume)
         checks.key(self.writer)
-        draft, target, tokenizer = self._check_models(checks)
+        draft = self._check_models(checks)
         checks.texts(self.data, "train", "held_out", "pretraining")
-        recorded = reads_top(self.terms) if self.fixed_fraction > 0 else None
-        reader = target or draft
-        checks.trained(self.data, tokenizer, reader, self.lengths, recorded=recorded)
         self.check_output(checks, draft)
 
-    def _check_models(self, checks: InputChecks) -> tuple[ModelFacts, ModelFacts | None, Any]:
-        """Check the models. -> draft, target (None: nothing reads it), tokenizer."""
+    def _check_models(self, checks: InputChecks) -> ModelFacts:
+        """Check the models; returns the draft."""
         if not self.loads_target:
-            tokenizer = checks.tokenizer("target", self.target)
-            return checks.model("draft", self.draft), None, tokenizer
-        if tokenizer_alone(self.target):
-            raise UsageError(
-                f"{self.target} holds a tokenizer and no model, but {self.target_readers[0]} "
-                "needs the target; without it use the objective top_k_tail on recorded text, and "
-                "no evaluation"
-            )
-        target, draft = checks.pair(self.target, self.draft)
-        return draft, target, target.tokenizer
+            checks.tokenizer("target", self.target)
+            return checks.model("draft", self.draft)
+        return checks.pair(self.target, self.draft)[1]
 
     def _check_recorded_states(self) -> None:
-        data = self.data
-        if not data.recorded_states:
-            return
-        others = {
-            "fixed_fraction below 1": self.fixed_fraction < 1,
-            "data.pretraining": data.pretraining is not None,
-            "data.keep_states_gb": data.keep_states_gb is not None,
-            "data.held_out": data.evaluates,
-            "shard of the target": "target" in self.shard,
-        }
-        for name, is_set in others.items():
-            if is_set:
-                raise ValueError(
-                    f"data.recorded_states loads the target's head alone, and {name} needs the "
-                    "whole target; remove one of them"
-                )
+        kept = self.data.keep_states_gb is not None
+        others = self.fixed_fraction < 1 or self.data.pretraining is not None or kept
+        if self.data.recorded_states and (others or self.evaluates or "target" in self.shard):
+            raise ValueError(
+                "data.recorded_states loads the target's head alone, and fixed_fraction below 1, "
+                "data.pretraining, data.keep_states_gb, evaluation and shard of the target need "
+                "the whole target; remove one of them"
+            )
 
     def _check_writer(self) -> None:
         served = isinstance(self.writer, OpenAIWriter)
@@ -458,23 +389,11 @@ class AlignConfig(TrainSettings):
             raise ValueError("servers compute other penalties; leave sampling.repetition_penalty 1")
 
     def _check_shards(self) -> None:
-        """Sharded models run on all processes at once, so one process cannot generate text."""
-        generated = 1 - self.fixed_fraction
-        by_draft = generated * self.draft_fraction
-        by_target = generated - by_draft if isinstance(self.writer, ModelWriter) else 0
-        for name, share in (("draft", by_draft), ("target", by_target)):
-            if name in self.shard and share > 0:
-                raise ValueError(
-                    f"a sharded {name} cannot generate text; use generate-data and set "
-                    "fixed_fraction to 1, or do not shard it"
-                )
-        if "target" in self.shard and self.data.keep_states_gb is not None:
+        """A sharded target runs on all processes at once, so one process cannot use it alone."""
+        writes = self.target_writes and isinstance(self.writer, ModelWriter)
+        if self.shard and (writes or self.evaluates or self.data.keep_states_gb is not None):
             raise ValueError(
-                "a sharded target runs on all processes at once, so data.keep_states_gb "
-                "cannot skip its passes; unset it"
-            )
-        if self.shard and self.data.evaluates:
-            raise ValueError(
-                "sharded models cannot be evaluated during training; unset data.held_out and run "
-                "trajectory on the checkpoints"
+                "a sharded target cannot generate text or keep states, and there is no evaluation; "
+                "use generate-data, set fixed_fraction to 1, unset data.held_out and "
+                "data.keep_states_gb, and run trajectory on the checkpoints"
             )

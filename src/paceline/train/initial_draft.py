@@ -12,10 +12,10 @@ from paceline.config import HomePath, StrictModel
 from paceline.data.sources import sample_completions
 from paceline.data.tokens import read_prompts, read_texts
 from paceline.errors import ConfigError
-from paceline.models.drafts.derive import derive_draft
 from paceline.models.drafts.layers import check_layers, subset_layers
 from paceline.models.drafts.restricted_head import limit_vocabulary
 from paceline.models.drafts.save import other_file
+from paceline.models.drafts.scratch import derive_draft
 from paceline.models.drafts.subclone import measure_importance, subclone, width_with
 from paceline.models.hf.architectures import num_decoder_layers
 from paceline.models.hf.text_part import text_model
@@ -98,8 +98,6 @@ class DraftConfig(StrictModel):
         ranked = [name for name, needed in needs.items() if needed]
         if ranked and self.text is None:
             raise ValueError(f"{ranked[0]} needs text for ranking; set text")
-        if self.text is not None and not ranked:
-            raise ValueError("text is set, but is only used with a width or vocabulary; unset it")
         return self
 
     def check(self, checks: InputChecks) -> None:
@@ -116,11 +114,7 @@ class DraftConfig(StrictModel):
 
 
 def check_place(config: DraftConfig) -> None:
-    """Check that the draft may be written to `out`.
-
-    Raises:
-        ConfigError: writing would delete other files or the target.
-    """
+    """Check that the draft may be written to `out`."""
     out = config.out
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
@@ -141,12 +135,7 @@ def check_place(config: DraftConfig) -> None:
 
 
 def make_draft(config: DraftConfig, target: HfModel) -> HfModel:
-    """Create the draft.
-
-    Raises:
-        UsageError: the target is too small for the configuration, or the text is not readable.
-        UnsupportedModelError: the target's architecture is not supported.
-    """
+    """Create the draft."""
     hf = text_model(target.hf)
     target = target if hf is target.hf else target.rewrap(hf)
     texts = _texts(config, target)

@@ -15,19 +15,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
-from paceline.errors import DivergedError, EngineError, PromptError, StoppedError
+from paceline.errors import StoppedError, TrainingError
 from paceline.models.drafts.save import save_draft
 from paceline.models.loading import load_model
 from paceline.records import append_jsonl, read_jsonl
 from paceline.train.checkpoint import read_optimizer, read_state, rewind_metrics, saved_model
 from paceline.train.optim import learning_rate
+from paceline.train.tracking import track
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
-    from paceline.data.replay import WritingClock
-    from paceline.data.sources import BatchSource, TextBatch, TextStream
+    from paceline.data.sources import BatchSource, ExampleStream, PackedText
     from paceline.models.hf.base import HfModel
     from paceline.train.checkpoint import CheckpointStore
     from paceline.train.loss import StepPlan
@@ -56,11 +56,10 @@ class Evaluator(Protocol):
 
 
 class TrainingText(NamedTuple):
-    """Where the text comes from, and the two numbers that are its state in a checkpoint."""
+    """Where the text comes from, and the stream whose position is its state in a checkpoint."""
 
     source: BatchSource
-    stream: TextStream
-    writing: WritingClock
+    stream: ExampleStream | PackedText
 
 
 class TrainingLoop:
@@ -104,7 +103,6 @@ class TrainingLoop:
         self._last_save_s = state.elapsed_s
         stepper.restore(read_optimizer(self.saved))
         text.stream.num_drawn = state.num_drawn
-        text.writing.seconds = state.writing_s
         # a larger time budget moves a resumed run back in its schedule
         state.time_position = min(state.time_position, self._time_spent())
         if run.is_main:
@@ -118,13 +116,7 @@ class TrainingLoop:
         return rows[0]["evaluation"] if rows else None
 
     def run_steps(self) -> None:
-        """Train until the budget is spent, then save.
-
-        Raises:
-            TrainingError: the loss is not finite or exploded.
-            StoppedError: a signal stopped the run; the state is saved.
-            StorageError: a checkpoint could not be written.
-        """
+        """Train until the budget is spent, then save."""
         self._clock = time.monotonic() - self.state.elapsed_s
         with StopRequest() as request:
             while not self._finished():
@@ -145,7 +137,7 @@ class TrainingLoop:
         started = time.monotonic()
         self.state.step += 1
         plan = self.plan(self._position(), self.text.stream.num_drawn)
-        batch = self._next_batch()
+        batch = self.text.source.next_batch()
         self._moved = time.monotonic()
         figures = self.stepper.step(batch.rows, self._rate_of_step, plan)
         self.state.num_drawn = self.text.stream.num_drawn
@@ -165,21 +157,6 @@ class TrainingLoop:
         self.guard.check(self.state.step, figures, self.saved, phase=plan.phase)
         self._report(f"loss {figures.loss:.3f}")
 
-    def _next_batch(self) -> TextBatch:
-        """The step's text; on an error in it or of its servers, the state is saved first."""
-        try:
-            return self.text.source.next_batch(self._seconds_left())
-        except (PromptError, EngineError) as error:
-            self.state.step -= 1
-            if self.run.accelerator.num_processes > 1 or not self.state.step:
-                raise
-            self._save(always=True)
-            cure = "correct the text" if isinstance(error, PromptError) else "start the server"
-            raise type(error)(
-                f"{error}; the state after step {self.state.step} is saved: {cure} and resume the "
-                "run"
-            ) from None
-
     def _rate_of_step(self) -> float:
         """The learning rate at the end of the step, called when its gradient is computed.
 
@@ -189,7 +166,7 @@ class TrainingLoop:
         self._move_schedule()
         if self.config.max_seconds:
             self._agree(stopped=False)
-        self._rate = learning_rate(self.config.optimizer, self.state.step, self._position())
+        self._rate = learning_rate(self.config.optimizer, self._position())
         return self._rate
 
     def _move_schedule(self) -> None:
@@ -262,19 +239,17 @@ class TrainingLoop:
             return
         if not self.stepper.is_finite():
             raise _failure(f"the weights are not finite after step {self.state.step}", self.saved)
-        model, optimizer = self.stepper.whole()
         if self.run.is_main:
             self.state.recent_losses, self.state.phase = list(self.guard.recent), self.guard.phase
-            self.state.writing_s = self.text.writing.seconds
-            self.store.save(model, optimizer, self.state)
+            optimizer = self.stepper.optimizer.state_dict()
+            self.store.save(self.stepper.model, optimizer, self.state)
         self.run.accelerator.wait_for_everyone()
         self.saved = self.store.latest()
 
     def _write(self, row: dict[str, object]) -> None:
         if self.run.is_main:
             append_jsonl(self.run.directory.metrics, row)
-        if self.run.tracking is not None:
-            self.run.tracking.log(row)
+            track(self.run.accelerator, row)
 
     def _report(self, note: str) -> None:
         self.run.progress("training", self._spent(), 1.0, note)
@@ -289,19 +264,14 @@ def train(loop: TrainingLoop, *, product: str, stored_dtype: torch.dtype | None)
     """Evaluate, train and evaluate again; save the model as `product` in the run directory.
 
     `stored_dtype` is the data type of the saved weights; None: as trained.
-
-    Raises:
-        TrainingError: training failed or was stopped; checkpoints are kept.
-        StorageError: a file could not be written; checkpoints are kept.
     """
     run = loop.run
     run.progress("loading", 1, 1)
     before = loop.figures_before()
     loop.run_steps()
-    model, _ = loop.stepper.whole()
     if run.is_main:
         out = run.directory.path / product
-        save_draft(model, loop.store.tokenizer_source, out, stored_dtype)
+        save_draft(loop.stepper.model, loop.store.tokenizer_source, out, stored_dtype)
         after = None
         if loop.evaluator is not None:
             run.progress("evaluating", 0, 1)
@@ -320,8 +290,8 @@ def train(loop: TrainingLoop, *, product: str, stored_dtype: torch.dtype | None)
                 "after": after,
             }
         )
-        if after is not None and run.tracking is not None:
-            run.tracking.log({"step": loop.state.step, "evaluation": after})
+        if after is not None:
+            track(run.accelerator, {"step": loop.state.step, "evaluation": after})
     run.accelerator.wait_for_everyone()
 
 
@@ -329,8 +299,7 @@ class LossGuard:
     """Ends a run whose loss or gradient is not finite, or whose loss explodes.
 
     A loss is compared with the median of recent losses of its phase, because objectives differ in
-    scale. While a second objective is blended in, the loss grows at most linearly in the steps of
-    the phase and stays below twice that median.
+    scale.
     """
 
     def __init__(self, max_ratio: float, recent: Iterable[float] = (), phase: int = 0) -> None:
@@ -349,7 +318,7 @@ class LossGuard:
         """Check one step; `saved` is the last good checkpoint.
 
         Raises:
-            DivergedError: training diverged; the message names the last good checkpoint.
+            TrainingError: training diverged; the message names the last good checkpoint.
         """
         if not math.isfinite(figures.loss):
             raise _failure(f"the loss became {figures.loss} at step {step}", saved)
@@ -373,11 +342,11 @@ class LossGuard:
             self.recent.append(figures.loss)
 
 
-def _failure(what: str, saved: Path | None) -> DivergedError:
+def _failure(what: str, saved: Path | None) -> TrainingError:
     where, remedy = "no checkpoint was saved yet", "restart"
     if saved is not None:
         where, remedy = f"the last good checkpoint is {saved_model(saved)}", "restart from it"
-    return DivergedError(f"{what}; {where}; {remedy} with a smaller optimizer.learning_rate")
+    return TrainingError(f"{what}; {where}; {remedy} with a smaller optimizer.learning_rate")
 
 
 class StopRequest:

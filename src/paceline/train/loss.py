@@ -16,7 +16,6 @@ JSD therefore use the target renormalised over K.
 from __future__ import annotations
 
 import math
-import os
 from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -30,8 +29,7 @@ from paceline.config import StrictModel
 from paceline.core.fused import Head, chunked_loss, chunks
 from paceline.core.top_k_tail import TopScores, among
 from paceline.native.kernels import can_differentiate, losses_and_slopes
-from paceline.train.objectives import Compared, Policies, native_terms, token_losses
-from paceline.train.weights import local_part
+from paceline.train.objectives import Compared, native_terms, policies_of, token_losses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -41,12 +39,11 @@ if TYPE_CHECKING:
     from paceline.data.collate import TokenBatch, TokenRow
     from paceline.models.hf.base import HfModel
     from paceline.native.structures import Term
-    from paceline.train.objectives import AddUp, Objective
+    from paceline.train.objectives import AddUp, Objective, Policy
 
 _PART = 2048  # rows of the head that are cast at a time for the loss in C
 SMALLEST, _LARGEST = 256, 8192
 _ENTRY_BYTES = 48  # per token, vocabulary entry and term
-_UPDATE_BYTES = 12  # per trained weight: its gradient and its moments
 _SHARE = 0.5  # of free memory
 
 
@@ -65,25 +62,6 @@ class StepPlan(NamedTuple):
     phase: int = 0
 
 
-class Scored(NamedTuple):
-    """What the target says at the trained positions; see `TargetScores`."""
-
-    hidden_ND: Tensor | None = None
-    normalisers_N: Tensor | None = None
-
-
-class Weights(NamedTuple):
-    """Weights of the token losses in the step's mean; see `token_weights`.
-
-    Attributes:
-        labelled_BT: Of terms that have a loss at every trained position.
-        scored_BT: Of terms that read recorded scores: their mean is over positions with scores.
-    """
-
-    labelled_BT: Tensor
-    scored_BT: Tensor
-
-
 class DraftLoss(nn.Module):
     """The draft's forward pass and loss as one module, for data parallelism."""
 
@@ -91,7 +69,7 @@ class DraftLoss(nn.Module):
         self,
         draft: HfModel,
         target: HfModel | None,
-        chunk: ChunkSize,
+        chunk_tokens: int | Literal["auto"],
         *,
         vocab_size: int,
         bfloat16: bool,
@@ -101,7 +79,8 @@ class DraftLoss(nn.Module):
         self.hf = draft.hf
         self.draft = draft
         self.target = target
-        self.chunk = chunk
+        self.chunk_tokens: int | Literal["auto"] = chunk_tokens
+        self.chunk_size = 0  # of the last loss
         self.vocab_size = vocab_size
         self.autocast = bfloat16
         self.add_up = add_up
@@ -109,15 +88,15 @@ class DraftLoss(nn.Module):
     def forward(
         self,
         batch: TokenBatch,
-        weights: Weights,
-        scored: Callable[[], Scored],
+        weights_BT: Tensor,
+        scored: Callable[[], tuple[Tensor | None, Tensor | None]],
         plan: StepPlan,
         uniforms: Sequence[Tensor | None],
     ) -> Tensor:
         """Sum over trained positions of weight times loss.
 
-        `scored` is called once the draft's pass has been launched, so that a GPU does not wait for
-        states that come from main memory.
+        `scored` gives the hidden states and normalisers of `TargetScores`, and is called once the
+        draft's pass has been launched, so that a GPU does not wait for states in main memory.
         """
         autocast = partial(
             torch.autocast, batch.tokens_BT.device.type, torch.bfloat16, enabled=self.autocast
@@ -126,9 +105,7 @@ class DraftLoss(nn.Module):
         with autocast():
             hidden_ND = self.draft.hidden(batch)[trained]
         target_hidden_ND, normalisers_N = scored()
-        labels_N, weights_N, scored_N = (
-            each_BT[trained] for each_BT in (batch.labels_BT, *weights)
-        )
+        labels_N, weights_N = batch.labels_BT[trained], weights_BT[trained]
         reads_target = all(term.reads_target for term in plan.terms)
         draft_head = self.draft.head if reads_target else self.draft.plain_head
         target_head = None if self.target is None else self.target.head
@@ -149,24 +126,24 @@ class DraftLoss(nn.Module):
             labels_N=labels_N,
             weights_N=weights_N,
             top_N=top_N,
-            top_scale_N=scored_N / weights_N,
-            policies=Policies(plan.terms, uniforms, self.add_up),
         )
         with autocast():
             width = len(loss.draft_head.weight_VD)
-            chunk_size = self.chunk.choose(self.hf, width, len(plan.terms))
+            size = chunk_size(self.chunk_tokens, hidden_ND.device, width, len(plan.terms))
+            self.chunk_size = size
             inputs = hidden_ND, draft_head
-            sizes = {"chunk_size": chunk_size, "vocab_size": vocab_size}
+            sizes = {"chunk_size": size, "vocab_size": vocab_size}
             if loss.native is not None and can_differentiate(hidden_ND):
                 # One buffer for all chunks: allocating one per chunk fragments the heap.
                 dtype = torch.bfloat16 if self.autocast else draft_head.weight_VD.dtype
-                shape = min(chunk_size, len(hidden_ND)), width
+                shape = min(size, len(hidden_ND)), width
                 in_c = partial(loss.in_c, hidden_ND.new_empty(shape, dtype=dtype))
                 return chunked_loss(*inputs, in_c, weights_N, **sizes, part_size=_PART)
-            loss.policies.look_at(
+            seen = (
                 (loss.target.served_log_probs(rows), loss.draft_head.log_probs(hidden_ND[rows]))
-                for rows in chunks(len(hidden_ND), chunk_size)
+                for rows in chunks(len(hidden_ND), size)
             )
+            loss = loss._replace(policies=policies_of(plan.terms, uniforms, seen, self.add_up))
             return chunked_loss(*inputs, loss.by_autograd, weights_N, **sizes)
 
 
@@ -185,8 +162,7 @@ class ChunkLoss(NamedTuple):
     labels_N: Tensor  # indices among the compared tokens
     weights_N: Tensor
     top_N: TopScores | None
-    top_scale_N: Tensor
-    policies: Policies
+    policies: Sequence[Policy | None] = ()  # of each term
 
     def by_autograd(self, hidden_CD: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
         """Losses and gradient of any objective."""
@@ -211,9 +187,9 @@ class ChunkLoss(NamedTuple):
             self.labels_N[rows],
             log_coverage_C=log_coverage_C,
             top=None if self.top_N is None else self.top_N.rows(rows),
-            top_scale_C=self.top_scale_N[rows],
         )
-        return token_losses(self.terms, compared, self.policies.of(rows)), projection
+        policies = [policy and policy.rows(rows) for policy in self.policies]
+        return token_losses(self.terms, compared, policies), projection
 
     def in_c(self, buffer_CV: Tensor, hidden_CD: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
         """Losses and gradient of an objective with native terms, in a buffer for all chunks."""
@@ -276,9 +252,8 @@ class TargetScores(NamedTuple):
 class Normalisers:
     """The target's log-sum-exp over its whole vocabulary, cached for cached hidden states."""
 
-    def __init__(self, vocab_size: int, chunk_tokens: int) -> None:
+    def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
-        self._chunk_tokens = chunk_tokens
         self._cache = WeakTensorKeyDictionary()
 
     @torch.no_grad()
@@ -289,24 +264,21 @@ class Normalisers:
 
         Cost: a product with the target's whole head for states that are not cached.
         """
-        keys = [row.target_hidden_TD for row in rows]
-        found = [None if key is None else self._cache.get(key) for key in keys]
-        missing = [index for index, values_T in enumerate(found) if values_T is None]
-        if missing:
-            states = hidden_ND.split(list(lengths))
-            values_N = self._compute(torch.cat([states[index] for index in missing]), head)
-            parts = values_N.split([lengths[index] for index in missing])
-            for index, part_T in zip(missing, parts, strict=True):
-                found[index] = part_T
-                key = keys[index]
+        found: list[Tensor] = []
+        for row, states_TD in zip(rows, hidden_ND.split(list(lengths)), strict=True):
+            key = row.target_hidden_TD
+            values_T = None if key is None else self._cache.get(key)
+            if values_T is None:
+                values_T = self._compute(states_TD, head)
                 if key is not None:
-                    self._cache[key] = part_T.clone()
-        return torch.cat([part_T for part_T in found if part_T is not None])
+                    self._cache[key] = values_T
+            found.append(values_T)
+        return torch.cat(found)
 
-    def _compute(self, hidden_ND: Tensor, head: Head) -> Tensor:
+    def _compute(self, hidden_TD: Tensor, head: Head) -> Tensor:
         parts = [
-            head.logits(hidden_ND[part], self._vocab_size).float().logsumexp(-1)
-            for part in chunks(len(hidden_ND), self._chunk_tokens)
+            head.logits(hidden_TD[part], self._vocab_size).float().logsumexp(-1)
+            for part in chunks(len(hidden_TD), SMALLEST)
         ]
         return torch.cat(parts)
 
@@ -349,8 +321,10 @@ def places_of(labels_N: Tensor, tokens_S: Tensor, vocab_size: int) -> tuple[Tens
     return places_N.clamp(min=0), places_N >= 0
 
 
-class ChunkSize:
-    """The number of tokens per chunk; `auto` is chosen at the first loss, and at a larger one.
+def chunk_size(
+    configured: int | Literal["auto"], device: torch.device, num_entries: int, num_terms: int
+) -> int:
+    """Number of tokens per chunk, for a loss with this many terms over these vocabulary entries.
 
     Small chunks leave a GPU waiting for kernels to start: with a target of 1B parameters, 256
     tokens gave 37,100 tokens/s where 8,192 gave 60,900, with 4.4 and 22 GiB (H200). On two cores of
@@ -359,44 +333,14 @@ class ChunkSize:
 
     A term of the objective needs at most 12 float32 numbers for each token and entry of the
     vocabulary: logits and log-probabilities of both models, and what autograd keeps and makes of
-    them (forward KL 22 bytes, JSD 40, a rule 48). The tests count them. So
-
-        tokens = share of free memory / (48 bytes * terms * entries), from 256 to 8,192
-
-    Half of the free memory is used. The rest is for texts that are longer than those of the first
-    step. Free is what the device and PyTorch's cache have left when the first loss is computed,
-    without the gradients and moments that the first update will add.
-
-    Attributes:
-        current: The number in use.
+    them (forward KL 22 bytes, JSD 40, a rule 48). The tests count them. On a GPU, `auto` is as many
+    tokens as half of the free memory holds, from 256 to 8,192.
     """
-
-    def __init__(self, configured: int | Literal["auto"]) -> None:
-        self._is_open = configured == "auto"
-        self._most = 0  # entries times terms of a loss
-        self.current = SMALLEST if configured == "auto" else configured
-
-    def choose(self, model: nn.Module, num_entries: int, num_terms: int) -> int:
-        """The number for a loss of the trained model with this many terms over these entries."""
-        weights = [weight for weight in model.parameters() if weight.requires_grad]
-        size = num_entries * num_terms
-        if self._is_open and weights[0].device.type == "cuda" and size > self._most:
-            self._most = size
-            count = sum(local_part(weight).numel() for weight in weights)
-            free = _free_bytes(weights[0].device) - _UPDATE_BYTES * count
-            tokens = int(_SHARE * free / (_ENTRY_BYTES * size))
-            self.current = max(SMALLEST, min(_LARGEST, tokens // SMALLEST * SMALLEST))
-        return self.current
-
-
-def _free_bytes(device: torch.device) -> float:
-    """Memory that is left for this process."""
+    if configured != "auto":
+        return configured
+    if device.type != "cuda":
+        return SMALLEST
     free, _ = torch.cuda.mem_get_info(device)
-    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return free / _processes_per_device() + cached
-
-
-def _processes_per_device() -> int:
-    """Processes of this run on one device; they choose at the same time."""
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # of torchrun and accelerate
-    return -(-here // max(1, torch.cuda.device_count()))
+    free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    tokens = int(_SHARE * free / (_ENTRY_BYTES * num_entries * num_terms))
+    return max(SMALLEST, min(_LARGEST, tokens // SMALLEST * SMALLEST))

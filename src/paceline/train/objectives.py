@@ -1,7 +1,7 @@
 """Training objectives: one divergence or a weighted sum of divergences.
 
 The formulas are in `core.divergences` and `core.tvd_plus_plus`. TVD++ also
-needs token draws and reward moments of the whole batch, which `Policies` computes before the loss.
+needs token draws and reward moments of the whole batch, from `policies_of`.
 """
 
 # C tokens of a chunk, K drawn tokens per position, N trained positions, V vocabulary
@@ -38,10 +38,14 @@ if TYPE_CHECKING:
 
 
 class Policy(NamedTuple):
-    """Inputs of TVD++: reward moments of the batch, and the drawn tokens of a chunk."""
+    """Inputs of TVD++: reward moments of the batch, and the drawn tokens of it or of a chunk."""
 
     moments: RewardMoments
     drawn_CK: Tensor | None
+
+    def rows(self, rows: slice) -> Policy:
+        """Those of a chunk."""
+        return self if self.drawn_CK is None else Policy(self.moments, self.drawn_CK[rows])
 
 
 class Compared(NamedTuple):
@@ -53,7 +57,6 @@ class Compared(NamedTuple):
     policy: Policy | None = None  # of the term, for TVD++
     log_coverage_C: Tensor | None = None  # log of the target's mass on the V tokens; None: 0
     top: TopScores | None = None  # recorded scores of a served target
-    top_scale_C: Tensor | None = None  # factor of the losses that read them; None: 1
 
 
 class ObjectiveTerm(StrictModel, ABC):
@@ -68,7 +71,8 @@ class ObjectiveTerm(StrictModel, ABC):
         missed_weight: Loss per unit of this mass.
         native_kind: The divergence in C that is the term's loss, not inherited by subclasses; None:
             there is none.
-        needs_all_tokens: Why the term needs the whole vocabulary; None: it does not.
+        needs_all_tokens: True if the term has no meaning over a part of the vocabulary.
+        num_drawn: Number of tokens that the term draws from the draft at each position.
     """
 
     weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
@@ -84,8 +88,12 @@ class ObjectiveTerm(StrictModel, ABC):
         return 0.0
 
     @property
-    def needs_all_tokens(self) -> str | None:
-        return None
+    def needs_all_tokens(self) -> bool:
+        return False
+
+    @property
+    def num_drawn(self) -> int:
+        return 0
 
     @abstractmethod
     def per_token(self, at: Compared) -> Tensor:
@@ -204,9 +212,12 @@ class TVDPlusPlus(ObjectiveTerm):
     missed_weight: ClassVar[float] = 0.5
 
     @property
-    def needs_all_tokens(self) -> str | None:
-        uniform = self.estimator == "uniform"
-        return "tvd_plus_plus uniform weights all tokens equally" if uniform else None
+    def needs_all_tokens(self) -> bool:
+        return self.estimator == "uniform"
+
+    @property
+    def num_drawn(self) -> int:
+        return self.num_samples if self.estimator == "sampled" else 0
 
     def per_token(self, at: Compared) -> Tensor:
         assert at.policy is not None, "TVD++ needs reward moments"
@@ -227,8 +238,8 @@ class UnderRule(DivergenceTerm):
     loss: RuleLoss = "rejection"
 
     @property
-    def needs_all_tokens(self) -> str | None:
-        return "a rule objective needs the full vocabulary"
+    def needs_all_tokens(self) -> bool:
+        return True
 
     @model_validator(mode="after")
     def _has_target_distribution(self) -> UnderRule:
@@ -252,8 +263,8 @@ class CrossEntropy(ObjectiveTerm):
     native_kind: ClassVar = DivergenceKind.CROSS_ENTROPY
 
     @property
-    def needs_all_tokens(self) -> str | None:
-        return "cross_entropy needs every label"
+    def needs_all_tokens(self) -> bool:
+        return True
 
     def per_token(self, at: Compared) -> Tensor:
         return -at.draft_log_probs_CV.gather(-1, at.labels_C[:, None]).squeeze(-1)
@@ -262,7 +273,7 @@ class CrossEntropy(ObjectiveTerm):
 class TopKTail(ObjectiveTerm):
     """A divergence over the target's recorded tokens and the rest; see `core.top_k_tail`.
 
-    Its mean is over the positions for which tokens were recorded.
+    A step with this term trains on the positions for which tokens were recorded.
 
     For a target that is only a URL: the text and its most likely tokens are recorded by
     `generate-data` with `writer.top_logprobs`. The target is not loaded.
@@ -270,14 +281,12 @@ class TopKTail(ObjectiveTerm):
     Attributes:
         divergence: Divergence of the coarse distributions, such as `tvd` or
             `{kind: jsd, beta: 0.3}`.
-        k: Use only the K most likely of the recorded tokens; None: all.
     """
 
     kind: Literal["top_k_tail"] = "top_k_tail"
     divergence: Annotated[
         ForwardKL | ReverseKL | JSD | TVD | NegativeLogAcceptance, Field(discriminator="kind")
     ] = ForwardKL()
-    k: int | None = Field(default=None, ge=1)
     reads_target: ClassVar[bool] = False
     reads_top: ClassVar[bool] = True
 
@@ -287,16 +296,14 @@ class TopKTail(ObjectiveTerm):
         return {"kind": value} if isinstance(value, str) else value
 
     @property
-    def needs_all_tokens(self) -> str | None:
-        return "top_k_tail compares the recorded tokens with all others"
+    def needs_all_tokens(self) -> bool:
+        return True
 
     def per_token(self, at: Compared) -> Tensor:
         assert at.top is not None, "checked before training"
-        top = TopScores(*(values_CK[:, : self.k] for values_CK in at.top))
-        both = coarsened(top, at.draft_log_probs_CV)
-        covered_C = log_coverage(top).to(at.draft_log_probs_CV)
-        losses_C = self.divergence.per_token(Compared(*both, at.labels_C, log_coverage_C=covered_C))
-        return torch.where(top.recorded(), losses_C, 0.0)
+        both = coarsened(at.top, at.draft_log_probs_CV)
+        covered_C = log_coverage(at.top).to(at.draft_log_probs_CV)
+        return self.divergence.per_token(Compared(*both, at.labels_C, log_coverage_C=covered_C))
 
 
 AnyTerm: TypeAlias = (
@@ -340,11 +347,6 @@ def reads_top(terms: Sequence[ObjectiveTerm]) -> bool:
     return any(term.reads_top for term in terms)
 
 
-def counts_acceptance(terms: Sequence[ObjectiveTerm]) -> bool:
-    """True if a term is a function of the acceptance."""
-    return any(term.counts_acceptance for term in terms)
-
-
 def token_losses(
     terms: Sequence[ObjectiveTerm], at: Compared, policies: Sequence[Policy | None] = ()
 ) -> Tensor:
@@ -352,12 +354,10 @@ def token_losses(
 
     `policies` has the TVD++ inputs of each term; empty: none.
     """
-    losses = []
-    for term, policy in zip(terms, policies or [None] * len(terms), strict=True):
-        loss_C = term.weight * term.per_token(at._replace(policy=policy))
-        if term.reads_top and at.top_scale_C is not None:
-            loss_C = loss_C * at.top_scale_C
-        losses.append(loss_C)
+    losses = [
+        term.weight * term.per_token(at._replace(policy=policy))
+        for term, policy in zip(terms, policies or [None] * len(terms), strict=True)
+    ]
     return sum(losses[1:], start=losses[0])
 
 
@@ -380,7 +380,7 @@ def uniforms_of_terms(
     `rows` has a generator and the number of trained positions per row, so that a row's draws do
     not depend on other rows.
     """
-    counts = [_num_drawn(term) for term in terms]
+    counts = [term.num_drawn for term in terms]
     drawn = [
         [torch.rand(length, count, generator=rng, dtype=torch.float64) for count in counts if count]
         for rng, length in rows
@@ -389,70 +389,36 @@ def uniforms_of_terms(
     return [next(columns) if count else None for count in counts]
 
 
-def _num_drawn(term: Objective) -> int:
-    if isinstance(term, TVDPlusPlus) and term.estimator == "sampled":
-        return term.num_samples
-    return 0
+@torch.no_grad()
+def policies_of(
+    terms: Sequence[Objective],
+    uniforms: Sequence[Tensor | None],
+    chunks: Iterable[tuple[Tensor | None, Tensor]],
+    add_up: AddUp,
+) -> list[Policy | None]:
+    """Inputs of the TVD++ terms for a batch; None for other terms.
+
+    `chunks` has the batch in order: log-probabilities of target and draft, [C, V] each. `add_up`
+    sums a tensor over all processes.
+    """
+    parts: list[list[Policy]] = [[] for _ in terms]
+    start = 0
+    if any(isinstance(term, TVDPlusPlus) for term in terms):
+        for target, draft in chunks:
+            assert target is not None, "TVD++ needs a target"
+            rows = slice(start, start := start + len(draft))
+            for term, uniforms_NK, found in zip(terms, uniforms, parts, strict=True):
+                if isinstance(term, TVDPlusPlus):
+                    drawn_CK = None if uniforms_NK is None else _draw(draft, uniforms_NK[rows])
+                    moments = reward_moments(target, draft, term.estimator, drawn_CK)
+                    found.append(Policy(moments, drawn_CK))
+    return [_whole(found, add_up) if found else None for found in parts]
 
 
-def draws_tokens(terms: Sequence[Objective]) -> bool:
-    """True if any term draws tokens."""
-    return any(map(_num_drawn, terms))
-
-
-def normalises_rewards(terms: Sequence[Objective]) -> bool:
-    """True if a term normalises its rewards over the positions that are computed together."""
-    return any(isinstance(term, TVDPlusPlus) for term in terms)
-
-
-class Policies:
-    """Inputs of the TVD++ terms; other terms have none."""
-
-    def __init__(
-        self, terms: Sequence[Objective], uniforms: Sequence[Tensor | None], add_up: AddUp
-    ) -> None:
-        # add_up sums a tensor over all processes
-        self._terms = terms
-        self._uniforms = uniforms
-        self._add_up = add_up
-        self._moments: list[RewardMoments | None] = [None] * len(terms)
-        self._drawn: list[list[Tensor]] = [[] for _ in terms]
-
-    @torch.no_grad()
-    def look_at(self, chunks: Iterable[tuple[Tensor | None, Tensor]]) -> None:
-        """Process the batch, in order: log-probabilities of target and draft, [C, V] each."""
-        ours = [i for i, term in enumerate(self._terms) if isinstance(term, TVDPlusPlus)]
-        if not ours:
-            return
-        start = 0
-        for target_log_probs_CV, draft_log_probs_CV in chunks:
-            assert target_log_probs_CV is not None, "TVD++ needs a target"
-            rows = slice(start, start + len(draft_log_probs_CV))
-            for index in ours:
-                self._add_chunk(index, rows, target_log_probs_CV, draft_log_probs_CV)
-            start = rows.stop
-        for index in ours:
-            moments = self._moments[index]
-            assert moments is not None, "a batch has positions"
-            self._moments[index] = RewardMoments(*self._add_up(torch.stack(moments)))
-
-    def _add_chunk(self, index: int, rows: slice, target: Tensor, draft: Tensor) -> None:
-        term, uniforms_NK = self._terms[index], self._uniforms[index]
-        assert isinstance(term, TVDPlusPlus)
-        drawn_CK = None
-        if uniforms_NK is not None:
-            drawn_CK = _draw(draft, uniforms_NK[rows])
-            self._drawn[index].append(drawn_CK)
-        moments = reward_moments(target, draft, term.estimator, drawn_CK)
-        sums = self._moments[index]
-        self._moments[index] = moments if sums is None else sums.plus(moments)
-
-    def of(self, rows: slice) -> list[Policy | None]:
-        """Inputs of each term at these positions of the batch."""
-        return [
-            None if moments is None else Policy(moments, torch.cat(drawn)[rows] if drawn else None)
-            for moments, drawn in zip(self._moments, self._drawn, strict=True)
-        ]
+def _whole(parts: Sequence[Policy], add_up: AddUp) -> Policy:
+    sums = torch.stack([torch.stack(part.moments) for part in parts]).sum(0)
+    drawn = [part.drawn_CK for part in parts if part.drawn_CK is not None]
+    return Policy(RewardMoments(*add_up(sums)), torch.cat(drawn) if drawn else None)
 
 
 def _draw(log_probs_CV: Tensor, uniforms_CK: Tensor) -> Tensor:

@@ -58,30 +58,22 @@ class Warmup(StrictModel):
 
     Attributes:
         warmup_fraction: Length of the warm-up, as a fraction of the run.
-        warmup_steps: Length of the warm-up in steps; overrides warmup_fraction.
     """
 
     warmup_fraction: Fraction = 5_000 / 300_000
-    warmup_steps: int | None = Field(default=None, ge=0)
 
 
 class Adafactor(Warmup):
     """Adafactor (Shazeer and Stern 2018); the learning rate is relative to the weights' RMS.
 
     Attributes:
-        floor: `paper` adds 1e-30 to squared gradients, as Shazeer and Stern do: the Adafactor of
-            transformers. `torch` clamps the rows' mean square to at least 1.2e-7: that of torch.
-            Gradients with an RMS below 3.5e-4 then give updates of the same RMS, regardless of
-            earlier gradients.
-        weight_decay: Of matrices; times the learning rate, and with floor `paper` also times the
-            weights' RMS.
+        weight_decay: Of matrices; times the learning rate and the weights' RMS.
 
     Paper: Zhou et al. 2023, Table B.1. Differs: the warm-up is 1/60 of the run instead of 5,000
     steps, which is the same for the paper's 300,000 steps.
     """
 
     kind: Literal["adafactor"] = "adafactor"
-    floor: Literal["paper", "torch"] = "paper"
     learning_rate: float = Field(default=3e-4, gt=0, allow_inf_nan=False)
     weight_decay: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     schedule: Schedule = CoolDown()
@@ -109,10 +101,8 @@ def build_optimizer(config: Optimizer, parameters: Iterable[nn.Parameter]) -> to
     ]
     groups = [group for group in groups if group["params"]]
     match config:
-        case Adafactor(floor="paper"):
-            return paper_adafactor(groups, config.learning_rate)
         case Adafactor():
-            return torch.optim.Adafactor(groups, lr=config.learning_rate)
+            return paper_adafactor(groups, config.learning_rate)
         case AdamW():
             rate, betas = config.learning_rate, config.betas
             return torch.optim.AdamW(groups, lr=rate, betas=betas, fused=True)
@@ -146,12 +136,9 @@ def paper_adafactor(groups: list[dict[str, Any]], learning_rate: float) -> torch
     )
 
 
-def learning_rate(config: Optimizer, step: int, progress: float) -> float:
-    """The learning rate of step `step` (from 1), which ends at `progress` in (0, 1]."""
-    if config.warmup_steps is not None:
-        warmup = step / config.warmup_steps if config.warmup_steps else 1.0
-    else:
-        warmup = progress / config.warmup_fraction if config.warmup_fraction else 1.0
+def learning_rate(config: Optimizer, progress: float) -> float:
+    """The learning rate of the step that ends at `progress` in (0, 1]."""
+    warmup = progress / config.warmup_fraction if config.warmup_fraction else 1.0
     return config.learning_rate * min(1.0, warmup) * _factor(config.schedule, progress)
 
 

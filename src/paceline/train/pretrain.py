@@ -15,7 +15,7 @@ from paceline.config import Options, StrictModel
 from paceline.core.divergences import Mean
 from paceline.core.fused import chunks
 from paceline.core.text_scores import nats_of
-from paceline.data.collate import TokenRow, collate
+from paceline.data.collate import collate
 from paceline.data.examples import build_examples
 from paceline.data.prompts import (
     CorpusConfig,
@@ -23,7 +23,6 @@ from paceline.data.prompts import (
     read_records,
     stream_records,
 )
-from paceline.data.replay import WritingClock
 from paceline.data.sources import ExampleStream, FixedText
 from paceline.errors import ConfigError, PromptError, UsageError
 from paceline.models.chat_text import text_of
@@ -39,9 +38,7 @@ from paceline.train.loss import StepPlan, places_of
 from paceline.train.objectives import CrossEntropy
 from paceline.train.optim import AdamW, Optimizer
 from paceline.train.run import open_run
-from paceline.train.step import Stepper
-from paceline.train.training_text import packed_text
-from paceline.train.weights import train_all
+from paceline.train.step import Stepper, train_all
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -49,7 +46,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from paceline.data.examples import Example
+    from paceline.data.collate import TokenRow
     from paceline.data.input_checks import InputChecks
     from paceline.data.prompts import Record
     from paceline.models.hf.base import HfModel
@@ -106,17 +103,6 @@ class PretrainConfig(TrainSettings):
     mean: Mean = "token"
     optimizer: Optimizer = AdamW()
 
-    @model_validator(mode="after")
-    def _check_shards(self) -> PretrainConfig:
-        if "target" in self.shard:
-            raise ValueError("pretraining has no target to shard; remove target from shard")
-        if self.shard and self.data.held_out is not None:
-            raise ValueError(
-                "sharded models cannot be evaluated during training; unset data.held_out and run "
-                "trajectory on the checkpoints"
-            )
-        return self
-
     def check(self, checks: InputChecks) -> None:
         """Check the inputs; raises UsageError."""
         check_run_directory(RunDirectory(self.output), self, resume=checks.resume)
@@ -124,8 +110,6 @@ class PretrainConfig(TrainSettings):
         if start is None and isinstance(self.tokenizer, str):
             checks.model("tokenizer", self.tokenizer)
         checks.texts(self.data, "train", "held_out")
-        if start is not None:
-            checks.trained(self.data, start.tokenizer, start, self.lengths)
         self.check_output(checks, start)
 
 
@@ -179,18 +163,16 @@ class HeldOutLoss:
     def evaluate(self, model: HfModel) -> Figures:
         """Evaluate a model on these texts.
 
-        loss: nats per token. accuracy: fraction of labels that are the argmax. coverage: fraction
-        of labels that a draft with a restricted vocabulary can propose.
+        loss: nats per token. accuracy: fraction of labels that are the argmax.
         """
         head = model.plain_head
         vocabulary = _vocabulary(model)
         if vocabulary is not None:
             head = head.rows(vocabulary[0])
-        loss, num_correct, count, total = 0.0, 0, 0, 0
+        loss, num_correct, count = 0.0, 0, 0
         for batch in self.batches:
             hidden_ND = model.hidden(batch)[batch.mask_BT]
             labels_N = batch.labels_BT[batch.mask_BT]
-            total += len(labels_N)
             if vocabulary is not None:
                 labels_N, known_N = places_of(labels_N, vocabulary[0], len(model.head_weight))
                 hidden_ND, labels_N = hidden_ND[known_N], labels_N[known_N]
@@ -204,9 +186,11 @@ class HeldOutLoss:
             raise UsageError(
                 "the draft cannot propose any token of the held-out text; choose another text"
             )
-        figures = {"loss": loss / count, "accuracy": num_correct / count}
-        figures["num_tokens"] = float(count)
-        return figures if vocabulary is None else figures | {"coverage": count / total}
+        return {
+            "loss": loss / count,
+            "accuracy": num_correct / count,
+            "num_tokens": float(count),
+        }
 
 
 def _vocabulary(model: HfModel) -> tuple[Tensor, Tensor] | None:
@@ -247,13 +231,13 @@ def _text(
 ) -> TrainingText:
     if config.data.streaming:
         path = str(config.model)
-        packed = packed_text(run, config.data.train, model, path, config.batch_size)
-        return TrainingText(packed, packed, WritingClock())
+        packed = run.packed_text(config.data.train, model, path, config.batch_size)
+        return TrainingText(packed, packed)
     examples = _examples(config, records, model)
     stream = ExampleStream(examples, config.batch_size, seed=config.seed, shard=run.shard)
     text = FixedText(stream)
     text.check()
-    return TrainingText(text, stream, WritingClock())
+    return TrainingText(text, stream)
 
 
 def _start(config: PretrainConfig, run: TrainingRun, records: Iterable[Record]) -> str | Path:
@@ -289,15 +273,14 @@ def _stored_dtype(config: PretrainConfig) -> torch.dtype | None:
 def _check_length(config: PretrainConfig, model: HfModel) -> None:
     names = ("max_prompt_tokens", "max_completion_tokens")
     check_fits(model, *config.lengths, names, "the model")
-    if model.decoder_prompt is not None and (config.data.streaming or config.shard):
-        name = "shard" if config.shard else "data.streaming"
+    if model.decoder_prompt is not None and config.data.streaming:
         raise ConfigError(
-            f"{name} is set, but it only applies to decoder-only models, and the model is an "
-            "encoder-decoder; unset it"
+            "data.streaming is set, but it only applies to decoder-only models, and the model is "
+            "an encoder-decoder; unset it"
         )
 
 
-def _examples(config: PretrainConfig, records: Sequence[Record], model: HfModel) -> list[Example]:
+def _examples(config: PretrainConfig, records: Sequence[Record], model: HfModel) -> list[TokenRow]:
     tokenizer = tokenizer_of(model, str(config.model))
     return build_examples(
         records,
@@ -314,9 +297,9 @@ def _evaluator(config: PretrainConfig, model: HfModel) -> HeldOutLoss | None:
         return None
     examples = _examples(config, read_records(config.data.held_out, skip_empty=True), model)
     rows = [
-        TokenRow(example.tokens, example.trained_from, source=example.source)
+        example
         for example in examples[: config.num_evaluated]
-        if example.trained_from is not None
+        if example.trained_from < len(example.tokens)
     ]
     if not rows:
         raise PromptError(

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import broadcast_object_list, parse_flag_from_env
+from accelerate.utils import broadcast_object_list
 
 from paceline.data.input_checks import checked
-from paceline.data.sources import Shard
+from paceline.data.sources import PackedText, Shard
 from paceline.environment import began, begin
 from paceline.errors import ConfigError, PacelineError
-from paceline.models.loading import find_device, load_model, model_directory
+from paceline.models.loading import find_device, load_model, model_directory, tokenizer_of
 from paceline.models.precision import choose_precision, overridden
 from paceline.models.prepare import training_writer
 from paceline.native import compiled
@@ -28,18 +28,16 @@ from paceline.train.checkpoint import (
     check_run_directory,
     clear_set_up,
     has_begun,
-    latest_checkpoint,
-    read_state,
     saved_model,
 )
-from paceline.train.tracking import Tracking, check_trackers
+from paceline.train.tracking import check_trackers, start_trackers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
+    from paceline.data.prompts import CorpusConfig
     from paceline.models.hf.base import HfModel
-    from paceline.models.precision import Choice
     from paceline.progress import Progress
     from paceline.train.config import TrainSettings
 
@@ -49,14 +47,12 @@ class TrainingRun(NamedTuple):
 
     Attributes:
         progress: Called in the main process only.
-        tracking: Of the main process.
     """
 
     config: TrainSettings
     directory: RunDirectory
     accelerator: Accelerator
     progress: Progress = silent
-    tracking: Tracking | None = None
 
     @property
     def is_main(self) -> bool:
@@ -86,11 +82,14 @@ class TrainingRun(NamedTuple):
 
         The choice of "auto" is recorded in the manifest when a run begins.
         """
-        precision: str = self.config.precision
-        if precision == "auto":
-            choose = partial(choose_precision, self.accelerator.device)
-            precision = self._keep_choice("precision", choose)
-        return precision == "bfloat16"
+        precision: list[str | None] = [self.config.precision]
+        if precision == ["auto"]:
+            if self.is_main:
+                choose = partial(choose_precision, self.accelerator.device)
+                kept = self.directory.keep_choice("precision", lambda: choose()._asdict())
+                precision = [kept["precision"]]
+            broadcast_object_list(precision)
+        return precision == ["bfloat16"]
 
     def writer_of(self, model: HfModel) -> HfModel:
         """The generator of training text: the model itself, or copies of its weights.
@@ -102,6 +101,19 @@ class TrainingRun(NamedTuple):
             precision = overridden()
         return training_writer(model, bfloat16=precision != "float32")
 
+    def packed_text(self, corpus: CorpusConfig, model: HfModel, path: str, rows: int) -> PackedText:
+        """A corpus that is streamed, as packed documents; `path` is the model's, for errors."""
+        return PackedText(
+            corpus,
+            tokenizer_of(model, path),
+            sum(self.config.lengths),
+            rows,
+            eos_token_ids=model.eos_token_ids,
+            seed=self.config.seed,
+            shard=self.shard,
+            marks=self.directory.path / "packing.jsonl",
+        )
+
     def check_batches(self, num_rows: int, name: str = "batch_size") -> None:
         """Raise ConfigError unless the rows divide into processes and accumulation steps."""
         steps = self.config.gradient_accumulation_steps
@@ -112,16 +124,6 @@ class TrainingRun(NamedTuple):
                 f"gradient_accumulation_steps {steps}; use a multiple of {parts}"
             )
 
-    def _keep_choice(self, name: str, choose: Callable[[], Choice]) -> str:
-        """The precision recorded in the manifest under this name, or the main process's choice."""
-        recorded: list[str | None] = [None]
-        if self.is_main:
-            choice = self.directory.keep_choice(name, lambda: choose()._asdict())
-            recorded = [choice["precision"]]
-        broadcast_object_list(recorded)
-        assert recorded[0] is not None, "the main process chooses"
-        return recorded[0]
-
 
 @contextmanager
 def open_run(
@@ -130,12 +132,7 @@ def open_run(
     """Begin or resume the run in `config.output` and lock its directory; None: it is finished.
 
     `inputs` has the fingerprints of the run's input files, by name.
-
-    Raises:
-        ConfigError: the directory holds something else, or the launcher shards models itself.
-        StorageError: a file could not be written.
     """
-    _check_launcher()
     check_trackers(config.track)
     # accelerate also takes accelerators without float64, such as those of Apple
     on_cpu = find_device(config.device).type == "cpu"
@@ -154,25 +151,15 @@ def open_run(
     checked(config, resume=resume)
     with ExitStack() as stack:
         _lock(directory, accelerator, stack)
-        tracking = None
         if accelerator.is_main_process:
             _begin(config, inputs, accelerator, directory)
-            tracking = _tracking(config, directory, accelerator)
-            stack.callback(tracking.finish)
+            if config.track:
+                path = directory.path.resolve()
+                start_trackers(accelerator, path, config.model_dump(mode="json"))
+                stack.callback(lambda: [tracker.finish() for tracker in accelerator.trackers])
         progress("loading", 0, 1)
         compiled()  # compiles native code now instead of during the first step
-        yield TrainingRun(config, directory, accelerator, progress, tracking)
-
-
-def _check_launcher() -> None:
-    """Refuse accelerate's own sharding, which conflicts with that of `weights.py`."""
-    for name in ("DEEPSPEED", "FSDP", "MEGATRON_LM"):
-        if parse_flag_from_env(f"ACCELERATE_USE_{name}"):
-            raise ConfigError(
-                f"accelerate is configured for {name}, which is not supported; launch with "
-                "torchrun or accelerate launch --multi_gpu, and set shard to shard weights, "
-                "gradients and optimizer state as ZeRO-3 does"
-            )
+        yield TrainingRun(config, directory, accelerator, progress)
 
 
 def _is_finished(run: RunDirectory, config: TrainSettings) -> bool:
@@ -196,12 +183,6 @@ def _lock(run: RunDirectory, accelerator: Accelerator, stack: ExitStack) -> None
     if isinstance(found[0], PacelineError):
         raise found[0]
     stack.enter_context(begin(found[0]))
-
-
-def _tracking(config: TrainSettings, directory: RunDirectory, accelerator: Accelerator) -> Tracking:
-    saved = latest_checkpoint(directory.checkpoints)
-    kept = -1 if saved is None else read_state(saved).step
-    return Tracking(accelerator, directory, config.model_dump(mode="json"), kept)
 
 
 def _begin(

@@ -1,48 +1,26 @@
-"""One optimizer step: target scores, loss, gradient accumulation and update."""
+"""One optimizer step: target scores, loss, gradient accumulation and update; what it trains."""
 
 # B rows, T positions, N trained positions, D hidden
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from accelerate import DistributedType
 from torch import Tensor, nn
 
 from paceline.core.divergences import count_units, token_weights
 from paceline.data.collate import TokenBatch, collate
+from paceline.errors import UsageError
+from paceline.models.drafts.layers import layer_lists
 from paceline.models.hf.architectures import body_of
-from paceline.train.loss import (
-    ChunkSize,
-    DraftLoss,
-    Normalisers,
-    Scored,
-    Weights,
-    places_of,
-)
-from paceline.train.objectives import (
-    counts_acceptance,
-    draws_tokens,
-    normalises_rewards,
-    reads_target,
-    reads_top,
-    uniforms_of_terms,
-)
+from paceline.train.loss import DraftLoss, Normalisers, places_of
+from paceline.train.objectives import TVDPlusPlus, reads_target, reads_top, uniforms_of_terms
 from paceline.train.optim import build_optimizer
-from paceline.train.weights import (
-    as_sharded,
-    local_part,
-    restore_state,
-    rows_added_in_place,
-    shard_model,
-    whole_model,
-    whole_number,
-    whole_state,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -54,6 +32,8 @@ if TYPE_CHECKING:
     from paceline.train.config import TrainSettings
     from paceline.train.loss import StepPlan
     from paceline.train.objectives import Objective
+
+_CONSTANT = "SinusoidalPositionalEmbedding"  # modules whose weights are not trained
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +68,7 @@ class Stepper:
         self.config = config
         self.accelerator = accelerator
         self.vocab_size = vocab_size
-        self._chunk = ChunkSize(config.chunk_tokens)
-        self._normalisers = Normalisers(vocab_size, self._chunk.current)
+        self._normalisers = Normalisers(vocab_size)
         model.hf.eval()
         # The padding token may be the end-of-text token, whose embedding must be trained. Masked
         # padding has no gradient anyway.
@@ -99,36 +78,22 @@ class Stepper:
         if target is not None:
             target.hf.eval().requires_grad_(False)
         add_up = partial(_sum, accelerator)
-        loss = DraftLoss(
-            model, target, self._chunk, vocab_size=vocab_size, bfloat16=bfloat16, add_up=add_up
-        )
-        self.loss: nn.Module = self._distributed(loss)
+        sizes = {"vocab_size": vocab_size, "bfloat16": bfloat16}
+        self._draft_loss = DraftLoss(model, target, config.chunk_tokens, **sizes, add_up=add_up)
+        self.loss: nn.Module = accelerator.prepare_model(self._draft_loss)
         self.parameters = [p for p in model.hf.parameters() if p.requires_grad]
         self.optimizer = build_optimizer(config.optimizer, self.parameters)
 
-    def _distributed(self, loss: DraftLoss) -> nn.Module:
-        shard = self.config.shard if self.accelerator.num_processes > 1 else ()
-        if self.target is not None and "target" in shard:
-            shard_model(self.target, body_of(self.target.hf), self.accelerator)
-        if "draft" in shard:
-            shard_model(self.model, loss, self.accelerator)
-            return loss
-        return self.accelerator.prepare_model(loss)
-
-    def whole(self) -> tuple[HfModel, dict[str, Any]]:
-        """The unsharded model and optimizer state, on the main process. Collective."""
-        return whole_model(self.loss, self.model), whole_state(self.loss, self.optimizer)
-
     def is_finite(self) -> bool:
         """True if all weights are finite, on every process."""
-        finite = all(bool(local_part(weight).isfinite().all()) for weight in self.parameters)
+        finite = all(bool(weight.isfinite().all()) for weight in self.parameters)
         (num_bad,) = self._add_up(int(not finite))
         return num_bad == 0
 
     def restore(self, optimizer: dict[str, Any] | None) -> None:
         """Load the optimizer's state, if it is not None."""
         if optimizer is not None:
-            restore_state(self.loss, self.optimizer, optimizer)
+            self.optimizer.load_state_dict(optimizer)
 
     def step(
         self, rows: Sequence[TokenRow], learning_rate: float | Callable[[], float], plan: StepPlan
@@ -142,11 +107,11 @@ class Stepper:
         size = len(rows) // self.config.gradient_accumulation_steps
         parts = [rows[start : start + size] for start in range(0, len(rows), size)]
         batches = [self._batch(part, plan) for part in parts]
-        weights, num_tokens = self._weights(batches, plan.terms)
+        weights, num_tokens = self._weights(batches)
         total = torch.zeros((), device=self.accelerator.device)
         for index, batch in enumerate(batches):
             last = index == len(batches) - 1
-            with self._synchronised(last=last), self._embedded():
+            with self._synchronised(last=last):
                 scored = self._scored(parts[index], batch, plan.terms)
                 uniforms = self._uniforms(index * len(parts[index]), batch, plan)
                 loss = self.loss(batch, weights[index], scored, plan, uniforms)
@@ -154,33 +119,25 @@ class Stepper:
                 (loss * self.accelerator.num_processes).backward()
             total += loss.detach()
         (loss,) = self._add_up(total)
-        return StepFigures(loss, self._update(learning_rate), num_tokens, self._chunk.current)
-
-    def _weights(
-        self, batches: Sequence[TokenBatch], terms: Sequence[Objective]
-    ) -> tuple[list[Weights], int]:
-        """Weights of each part in the mean of the whole step, and the number of its tokens."""
-        mean = self.config.mean
-        labelled = [batch.mask_BT for batch in batches]
-        scored = [batch.scored() for batch in batches] if reads_top(terms) else labelled
-        units, scored_units, tokens, scored_tokens = self._add_up(
-            *(sum(count_units(mask_BT, mean) for mask_BT in masks) for masks in (labelled, scored)),
-            *(sum(mask_BT.sum() for mask_BT in masks) for masks in (labelled, scored)),
+        return StepFigures(
+            loss, self._update(learning_rate), num_tokens, self._draft_loss.chunk_size
         )
-        weights = [
-            Weights(
-                # a step without such positions, as of a draft that proposes other tokens: 0
-                token_weights(labelled_BT, mean=mean, total=max(units, 1.0)),
-                token_weights(scored_BT, mean=mean, total=max(scored_units, 1.0)),
-            )
-            for labelled_BT, scored_BT in zip(labelled, scored, strict=True)
-        ]
-        only_scored = all(term.reads_top for term in terms)
-        return weights, int(scored_tokens if only_scored else tokens)
+
+    def _weights(self, batches: Sequence[TokenBatch]) -> tuple[list[Tensor], int]:
+        """Weights of each part in the mean of the whole step, and the number of its tokens."""
+        mean, masks = self.config.mean, [batch.mask_BT for batch in batches]
+        units, tokens = self._add_up(
+            sum(count_units(mask_BT, mean) for mask_BT in masks),
+            sum(mask_BT.sum() for mask_BT in masks),
+        )
+        # a step without positions, as of a draft that proposes other tokens: 0
+        total = max(units, 1.0)
+        return [token_weights(mask_BT, mean=mean, total=total) for mask_BT in masks], int(tokens)
 
     def _batch(self, rows: Sequence[TokenRow], plan: StepPlan) -> TokenBatch:
-        """Collate the rows; without a target, mask labels outside of the step's vocabulary."""
-        batch = collate(rows).to(self.accelerator.device)
+        """Collate the rows; mask positions without scores or labels that the terms need."""
+        batch = collate(rows)
+        batch = (batch.scored() if reads_top(plan.terms) else batch).to(self.accelerator.device)
         if plan.vocabulary is None or reads_target(plan.terms) or reads_top(plan.terms):
             return batch
         _, known_N = places_of(batch.labels_BT.flatten(), plan.vocabulary[0], self.vocab_size)
@@ -189,7 +146,7 @@ class Stepper:
 
     def _uniforms(self, first: int, batch: TokenBatch, plan: StepPlan) -> list[Tensor | None]:
         """Uniforms that depend on a row's index in the step, not on its process."""
-        if not draws_tokens(plan.terms):
+        if not any(term.num_drawn for term in plan.terms):
             return [None] * len(plan.terms)
         assert plan.rng_of_row is not None, "draws need generators"
         rank, world_size = self.accelerator.process_index, self.accelerator.num_processes
@@ -202,12 +159,12 @@ class Stepper:
 
     def _scored(
         self, rows: Sequence[TokenRow], batch: TokenBatch, terms: Sequence[Objective]
-    ) -> Callable[[], Scored]:
+    ) -> Callable[[], tuple[Tensor | None, Tensor | None]]:
         """The target's scores; recorded states are fetched when they are asked for."""
 
-        def scored() -> Scored:
+        def scored() -> tuple[Tensor | None, Tensor | None]:
             hidden_ND = self.score(rows, batch, terms)
-            return Scored(hidden_ND, self._normalisers_of(rows, batch, hidden_ND, terms))
+            return hidden_ND, self._normalisers_of(rows, batch, hidden_ND, terms)
 
         if all(row.target_hidden_TD is not None for row in rows):
             return scored
@@ -247,7 +204,7 @@ class Stepper:
         """See `TargetScores.normalisers_N`; only an acceptance over some tokens needs them."""
         if hidden_ND is None or self.model.draft_vocabulary is None:
             return None
-        if not counts_acceptance(terms):
+        if not any(term.counts_acceptance for term in terms):
             return None
         assert self.target is not None, "hidden states come from a target"
         lengths = batch.mask_BT.sum(-1).tolist()
@@ -260,10 +217,10 @@ class Stepper:
     def _update(self, learning_rate: float | Callable[[], float]) -> float:
         """Clip the gradient and update the weights. -> the gradient's norm before clipping."""
         limit = self.config.max_gradient_norm or torch.inf
-        norm = whole_number(nn.utils.clip_grad_norm_(self.parameters, limit))
+        norm = float(nn.utils.clip_grad_norm_(self.parameters, limit))
         if callable(learning_rate):
             learning_rate = learning_rate()
-        if torch.isfinite(torch.tensor(norm)):
+        if math.isfinite(norm):
             for group in self.optimizer.param_groups:
                 group["lr"] = learning_rate
             self.optimizer.step()
@@ -272,14 +229,7 @@ class Stepper:
 
     def _synchronised(self, *, last: bool) -> contextlib.AbstractContextManager[None]:
         """Synchronise gradients only in the last part of a step."""
-        if (sharded := as_sharded(self.loss)) is not None:
-            sharded.set_requires_gradient_sync(last)
-            return contextlib.nullcontext()
         return contextlib.nullcontext() if last else self.accelerator.no_sync(self.loss)
-
-    def _embedded(self) -> contextlib.AbstractContextManager[None]:
-        single = self.accelerator.distributed_type == DistributedType.NO
-        return rows_added_in_place(self.model) if single else contextlib.nullcontext()
 
     def _add_up(self, *values: Tensor | int) -> list[float]:
         device = self.accelerator.device
@@ -293,7 +243,7 @@ def _ordered(rows: Sequence[TokenRow], terms: Sequence[Objective]) -> Sequence[T
     TVD++ normalises its rewards within a part, over all processes: its parts must not depend on
     how rows are distributed to processes.
     """
-    if rows[0].source is None or normalises_rewards(terms):
+    if rows[0].source is None or any(isinstance(term, TVDPlusPlus) for term in terms):
         return rows
     return sorted(rows, key=lambda row: len(row.tokens) + len(row.source or ()))
 
@@ -302,3 +252,67 @@ def _sum(accelerator: Accelerator, values: Tensor) -> Tensor:
     summed = accelerator.reduce(values, "sum")
     assert isinstance(summed, Tensor)
     return summed
+
+
+def train_all(model: HfModel) -> None:
+    """Train all weights but constants, such as the positions of Marian, and unused embeddings.
+
+    An encoder-decoder without shared embeddings has a shared table that no pass reads. Processes
+    that train together wait for the gradient of every weight that is trained.
+    """
+    model.hf.requires_grad_(True)
+    for module in model.hf.modules():
+        if type(module).__name__.endswith(_CONSTANT):
+            module.requires_grad_(False)
+    if model.decoder_prompt is None:
+        return
+    tables = [m.weight for m in model.hf.modules() if isinstance(m, nn.Embedding)]
+    tables = [weight for weight in tables if weight.requires_grad]
+    hidden = model.hidden(model.trial_batch([1]))
+    gradients = torch.autograd.grad(hidden.sum(), tables, allow_unused=True)
+    for weight, gradient in zip(tables, gradients, strict=True):
+        if gradient is None and weight is not model.head_weight:
+            weight.requires_grad_(False)
+
+
+def freeze_embeddings(draft: HfModel) -> None:
+    """Freeze the input embeddings and the output head."""
+    for module in (draft.hf.get_input_embeddings(), draft.hf.get_output_embeddings()):
+        if module is not None:
+            module.requires_grad_(False)
+
+
+def freeze_layers(draft: HfModel, count: int) -> None:
+    """Freeze the first `count` layers, of the decoder if there is an encoder."""
+    if count == 0:
+        return
+    _, layers = layer_lists(draft.hf)["decoder"]
+    if count >= len(layers):
+        raise UsageError(
+            f"freeze_layers is {count}, but the draft has {len(layers)} layers; "
+            "leave at least one to train"
+        )
+    for layer in layers[:count]:
+        layer.requires_grad_(False)
+
+
+def shard_target(target: HfModel, accelerator: Accelerator) -> None:
+    """Shard each layer of the target, then the remaining weights of its body together.
+
+    Weights in main memory are moved to the device layer by layer, only this process's shard. A
+    layer is gathered only while it is used. Embeddings and head stay gathered after first use,
+    because the loss uses the head chunk by chunk, outside of the target's forward pass.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    target.hf.requires_grad_(False)
+    _ = target.head_weight  # the first access runs a forward pass, which needs unsharded weights
+    mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
+    _, layers = layer_lists(target.hf)["decoder"]
+    for layer in layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(body_of(target.hf), mesh=mesh)
+    head = target.hf.get_output_embeddings()  # outside of the root if it is not tied
+    assert head is not None, "head_weight is its weight"
+    head.to(accelerator.device)

@@ -3,9 +3,6 @@
 A tracker gets each line of metrics.jsonl: `loss`, `learning_rate` and so on at a step, and the
 figures of an evaluation as `evaluation/expected_acceptance`. The names are those of the registry of
 figures. At the end it gets the evaluation of the saved model, which is `after` in result.json.
-
-A killed run trains the steps since its checkpoint again. TensorBoard hides what it had of them
-(`purge_step`); other trackers get these steps twice.
 """
 
 from __future__ import annotations
@@ -13,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import uuid
 import warnings
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,11 +17,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from paceline.errors import UsageError, first_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from accelerate import Accelerator
-
-    from paceline.records import RunDirectory
 
 TrackerName = Literal["tensorboard", "wandb", "trackio", "mlflow"]
 
@@ -37,78 +32,38 @@ def check_trackers(names: Sequence[TrackerName]) -> None:
             raise UsageError(f"track names {name}, which is not installed: pip install {name}")
 
 
-class Tracking:
-    """The trackers of one run, in its main process.
-
-    If a tracker fails, none gets more metrics, with a warning; the run goes on.
-    """
-
-    def __init__(
-        self,
-        accelerator: Accelerator,
-        directory: RunDirectory,
-        config: Mapping[str, Any],
-        kept: int,
-    ) -> None:
-        """Start the trackers that the accelerator was made with.
-
-        Args:
-            accelerator: Of the run.
-            directory: Of the run; its name is that of the run in a tracker.
-            config: The run's configuration.
-            kept: The last step of which the metrics are kept; -1: none.
-
-        Raises:
-            UsageError: A tracker does not start.
-        """
-        self._accelerator = accelerator
-        if not accelerator.log_with:
-            return
-        path, project = directory.path.resolve(), os.environ.get("TRACKIO_PROJECT", "paceline")
-        run_id = directory.keep_choice("tracked", lambda: {"id": uuid.uuid4().hex[:12]})["id"]
-        settings = {
-            "tensorboard": {"purge_step": kept + 1},
-            "wandb": {"name": path.name, "id": run_id, "resume": "allow", "dir": str(path)},
-            "trackio": {"name": f"{path.name}-{run_id}", "resume": "allow"},
-            "mlflow": {"run_name": path.name},
-        }
-        project = os.environ.get("WANDB_PROJECT", project)
-        try:
-            with _on_stderr():
-                accelerator.init_trackers(project, _flat(config), settings)
-        except Exception as error:
-            names = ", ".join(map(str, accelerator.log_with))
-            raise UsageError(
-                f"track {names} did not start ({first_line(error)}); correct its settings, or "
-                "remove it from track"
-            ) from error
-
-    def log(self, row: Mapping[str, Any]) -> None:
-        """Send a line of metrics.jsonl."""
-        values = _flat({name: value for name, value in row.items() if name != "step"})
-        self._try(lambda: self._accelerator.log(values, step=row["step"]))
-
-    def finish(self) -> None:
-        """Let the trackers send what they have kept back."""
-        for tracker in self._accelerator.trackers:
-            self._try(tracker.finish)
-
-    def _try(self, call: Callable[[], object]) -> None:
-        try:
-            with _on_stderr():
-                call()
-        except Exception as error:
-            self._accelerator.trackers = []
-            warnings.warn(
-                f"a tracker failed ({first_line(error)}); track gets no more metrics, and "
-                "metrics.jsonl has all",
-                stacklevel=3,
-            )
+def start_trackers(accelerator: Accelerator, run: Path, config: Mapping[str, Any]) -> None:
+    """Start the trackers that the accelerator was made with, for the run in this directory."""
+    project = os.environ.get("WANDB_PROJECT", "paceline")
+    settings = {
+        "wandb": {"name": run.name, "dir": str(run)},
+        "trackio": {"name": run.name},
+        "mlflow": {"run_name": run.name},
+    }
+    try:
+        # standard output is the result of a command, and trackers print their greetings there
+        with contextlib.redirect_stdout(sys.stderr):
+            accelerator.init_trackers(project, _flat(config), settings)
+    except Exception as error:
+        names = ", ".join(map(str, accelerator.log_with))
+        raise UsageError(
+            f"track {names} did not start ({first_line(error)}); correct its settings, or "
+            "remove it from track"
+        ) from error
 
 
-def _on_stderr() -> contextlib.AbstractContextManager[object]:
-    """Standard output is the result of a command, and trackers print their greetings there."""
-    return contextlib.redirect_stdout(sys.stderr)
+def track(accelerator: Accelerator, row: Mapping[str, Any]) -> None:
+    """Send a line of metrics.jsonl. If a tracker fails, none gets more, with a warning."""
+    values = _flat({name: value for name, value in row.items() if name != "step"})
+    try:
+        accelerator.log(values, step=row["step"])
+    except Exception as error:
+        accelerator.trackers = []
+        warnings.warn(
+            f"a tracker failed ({first_line(error)}); track gets no more metrics, and "
+            "metrics.jsonl has all",
+            stacklevel=2,
+        )
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

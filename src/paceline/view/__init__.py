@@ -1,21 +1,16 @@
 """Pages of results as one HTML file that needs no network, from result rows only.
 
-definitions.py        figures and terms, each defined once
 page.py               the model of a page: a verdict, and sections of charts, tables and text;
-                      `lines_of` and `table_of` make lines of settings and figures from rows
-charts.py             charts by Vega-Altair: frontiers, curves, intervals, columns;
+                      `lines_of` and `table_of` make lines of settings and figures from rows;
+                      the words and definitions of columns
+charts.py             charts by Vega-Altair: frontiers and curves;
                       `plotted` makes a figure from lines and the names of their columns
 render.py             page -> HTML by the template
 read.py               a run directory or a result file -> its page
 tables.py             tables of results, for pages and the terminal
 *_pages.py            the pages of each kind of run
 
-A new chart is a call, whose words, unit, format and definitions are those of the registry:
-
-    lines = lines_of(rows, ("draft", "step", "gamma"), ("block_efficiency",))
-    plotted(title, text, lines, curves, "step", "block_efficiency", group="draft", by="gamma")
-
-Modules other than `definitions`, `page` and `tables` import the libraries of the extra
+Modules other than `page` and `tables` import the libraries of the extra
 `report`; call `require` first.
 """
 
@@ -58,18 +53,15 @@ def write_report(run: Path, html: Path | None = None) -> Report:
     `html`: The file to write instead.
 
     Raises:
-        UsageError: the path is no run, its rows cannot be read, a library is not installed, or
-            another program wrote the file that the page belongs in.
+        UsageError: the path is no run, its rows cannot be read, or a library is not installed.
         StorageError: the page cannot be written.
     """
     require()
-    from paceline.view.read import check_replaceable, read_page
+    from paceline.view.read import read_page
     from paceline.view.render import write
 
     found = read_page(run)
-    if html is None:
-        check_replaceable(found.path)
-    else:
+    if html is not None:
         found = found._replace(path=html)
     write(found.page, found.path)
     return found

@@ -5,25 +5,21 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from paceline.bench.answers import context_of
-from paceline.bench.prediction import REJECTION, SPEEDUP, SURPRISAL
-from paceline.bench.settings import family
-from paceline.core.bootstrap import LEAST_UNITS, Interval
+from paceline.bench.answers import SAMPLED, context_of, family, read_rows
+from paceline.core.bootstrap import Interval
+from paceline.errors import UsageError
 from paceline.results.figures import FIGURES
-from paceline.results.frontier import ORACLE, TARGET_ALONE, family_of, is_lossless
+from paceline.results.frontier import ORACLE, TARGET_ALONE, Frontier, family_of, is_lossless
 from paceline.view import charts
-from paceline.view.bench_run import ordered_cells
-from paceline.view.charts import Axis, plotted
-from paceline.view.definitions import words_of
+from paceline.view.charts import Axis
 from paceline.view.page import (
     Fact,
     Figure,
     Page,
-    Panel,
     Section,
     Table,
-    Text,
     about,
+    grouped,
     interval_text,
     lines_of,
     number,
@@ -35,14 +31,13 @@ from paceline.view.tables import name_of, tuned_tables
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from paceline.bench.tune import Tuned
-    from paceline.results.frontier import Frontier, Reached
+    from paceline.results.frontier import Reached
     from paceline.results.row import Row
-    from paceline.view.bench_run import Cells, Results
     from paceline.view.page import Line
 
-_ROUNDING = 1e-6  # rounding error of sums of probabilities
 _MEASURED = (
     *("quality", "relative_quality", "speedup", "decoding_speedup"),
     *("rejection_rate", "deferral_rate"),
@@ -53,22 +48,38 @@ _COSTS = {
     "Against target passes": "deferral_rate",
     "Against rejection rate": "rejection_rate",
 }
-_REJECTED = "rejection_rate"
 _UNBOUNDED = (math.nan, math.nan)
-_STEPS = {"choosing": "To choose", "confirming": "To confirm, on other examples"}
+_NO_TARGET = "the target alone has no finished cell to compare others with; run the bench again"
 _DIGESTS = ("context", "key")
 
 
-def bench_page(results: Results) -> Page:
-    """The page of a bench."""
-    manifest = results.manifest or {}
+def bench_page(folder: Path, manifest: Mapping[str, Any]) -> Page:
+    """The page of a bench; raises UsageError if it has no rows."""
+    rows = read_rows(folder, manifest.get("context"))
+    if not rows:
+        raise UsageError(
+            f"{folder} has no result rows of this bench; run `paceline bench` with this output "
+            "first"
+        )
     config = manifest.get("config")
     source = source_of("bench", config, manifest.get("environment"))
-    several = len(results.parts) > 1
+    parts = sorted(grouped(rows, _sampling).items())
+    done = [row for row in rows if not row.error]
+    num_failed = len(rows) - len(done)
+    facts = [Fact("cells", str(len(done)), f"{num_failed} failed" if num_failed else "")]
+    verdicts: list[str] = []
     sections: list[Section] = []
-    for cells in results.parts:
-        sections += _sections(cells, f", {cells.name}" if several else "")
-    if failed := [row for row in results.rows if row.error]:
+    for _, cells in parts:
+        name = f", {sampling_words(cells[0].setting)}" if len(parts) > 1 else ""
+        finished = [row for row in cells if not row.error]
+        verdict = _NO_TARGET
+        if any(family_of(row) == TARGET_ALONE for row in finished):
+            frontier = Frontier(finished)
+            verdict = _verdict(frontier)
+            sections += _sections(frontier, name)
+            facts += _facts(frontier, name)
+        verdicts.append(sentence(f"At {name[2:]}: {verdict}" if name else verdict))
+    if failed := [row for row in rows if row.error]:
         lines = lines_of(failed, ("family", "setting"))
         named = [line | {"reason": row.error} for line, row in zip(lines, failed, strict=True)]
         sections.append(Section("Failed cells", [Table("Failed cells", named)]))
@@ -77,72 +88,61 @@ def bench_page(results: Results) -> Page:
         engine = (config.get("engine") or {}).get("engine")
         name = config["task"].get("task") or config["task"].get("import")  # a task of the user
         task = f"Task: {name}" + (f", in {engine}" if engine else "")
-    done = [row for row in results.rows if not row.error]
-    context = f"Context of the rows: {context_of(results.rows[-1])}"
+    context = f"Context of the rows: {context_of(rows[-1])}"
     marks = done[0].source.fingerprints if done else {}
     signatures = [f"{name}: {text}" for name, text in marks.items() if name not in _DIGESTS]
     return Page(
         title="Quality and speed of decoding settings",
-        verdict=" ".join(_verdict(cells, several=several) for cells in results.parts),
-        facts=_facts(results, len(done)),
+        verdict=" ".join(verdicts),
+        facts=facts,
         sections=sections,
-        about=about(source, task, context, *signatures, _few(done)),
+        about=about(source, task, context, *signatures),
         source=source,
     )
 
 
-def _few(done: Sequence[Row]) -> str:
-    """A remark if half of the examples cannot give intervals."""
-    timed = [s for s in done[0].sums["target_seconds"] if s is not None] if done else ()
-    if not done or len(timed) >= 2 * LEAST_UNITS:
-        return ""
-    return (
-        f"Fewer than {2 * LEAST_UNITS} timed examples: half of them choose the best settings, and "
-        "the other half are too few for intervals with 95% coverage"
-    )
+def _sampling(row: Row) -> tuple[float, ...]:
+    """The sampling parameters, the temperature first."""
+    return tuple(float(row.setting.get(name, 0)) for name in SAMPLED)
 
 
-def _facts(results: Results, done: int) -> list[Fact]:
-    counts = {
-        "failed": len(results.rows) - done,
-        "not run yet": sum(len(cells.missing) for cells in results.parts),
-    }
-    detail = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
-    facts = [Fact("cells", str(done), detail)]
-    for cells in results.parts:
-        if (frontier := cells.frontier) is None:
-            continue
-        at = f", {cells.name}" if len(results.parts) > 1 else ""
-        if len(facts) == 1:
-            timed = f"{frontier.num_timed} timed"
-            facts.append(Fact("examples", str(frontier.num_examples), timed))
-        if metric := frontier.target.setting.get("metric"):
-            quality = frontier.measure("quality", frontier.target)
-            facts.append(Fact.of(f"target's quality ({metric}){at}", quality, ".3f"))
-        again = frontier.against_itself()
-        if not math.isnan(again.value):
-            facts.append(Fact.of(f"target against itself{at}", again, ".3f", "x"))
+def _facts(frontier: Frontier, name: str) -> list[Fact]:
+    timed = f"{frontier.num_timed} timed"
+    facts = [Fact(f"examples{name}", str(frontier.num_examples), timed)]
+    if metric := frontier.target.setting.get("metric"):
+        quality = frontier.measure("quality", frontier.target)
+        facts.append(Fact.of(f"target's quality ({metric}){name}", quality, ".3f"))
+    again = frontier.against_itself()
+    if not math.isnan(again.value):
+        facts.append(Fact.of(f"target against itself{name}", again, ".3f", "x"))
     return facts
 
 
-def _verdict(cells: Cells, *, several: bool) -> str:
-    at = f"At {cells.name}, " if several else ""
-    frontier = cells.judged
-    if frontier is None:
-        return f"At {cells.name}: {cells.silence}" if several else cells.silence
+def _silence(frontier: Frontier) -> str:
+    """Why quality and speed cannot be compared; empty if they can."""
+    if "score" not in frontier.target.sums:
+        return "the task has no metric, so there is no quality to compare with speed"
+    if not frontier.value("quality", frontier.target) > 0:
+        return "the target's own quality is 0, so quality / target's is undefined"
+    return ""
+
+
+def _verdict(frontier: Frontier) -> str:
+    if silence := _silence(frontier):
+        return silence
     best = frontier.fastest([row for row in frontier.rows if _counts(row)], 1.0)
     if best is None or best.value.value <= 1:
         text = "no setting with at least the target's quality is faster than the target alone"
         if best is not None:
             speed = interval_text(best.value, ".2f", "x")
             text += f": the fastest, {_name(best.row)}, has {speed}"
-        return sentence(f"{at}{text}")
+        return text
     sure = "" if best.value.low > 1 else "; its interval includes 1"
     kept = "by proof" if is_lossless(best.row) else interval_text(best.bound, ".2f")
-    return sentence(
-        f"{at}the fastest setting with at least the target's quality is "
-        f"{_name(best.row)}: {interval_text(best.value, '.2f', 'x')} the target's "
-        f"speed{sure}. Quality / target's: {kept}."
+    return (
+        f"the fastest setting with at least the target's quality is {_name(best.row)}: "
+        f"{interval_text(best.value, '.2f', 'x')} the target's speed{sure}. Quality / target's: "
+        f"{kept}"
     )
 
 
@@ -155,12 +155,12 @@ def _name(row: Row) -> str:
     return f"{family_of(row)} {row.setting.get('setting', '')}".strip()
 
 
-def _sections(cells: Cells, suffix: str) -> list[Section]:
-    frontier = cells.frontier
-    if frontier is None:
-        return [Section(f"Cells{suffix}", [Text("", cells.silence)])]
+def _sections(frontier: Frontier, suffix: str) -> list[Section]:
     rows = _lines(frontier)
     table = Table("All cells", [{k: v for k, v in row.items() if k != "gamma"} for row in rows])
+    cells = Section(f"All cells{suffix}", [table])
+    if _silence(frontier):
+        return [cells]
     drawn = [row for row in rows if row["family"] != TARGET_ALONE]
     text = (
         "Each point is a setting; a line joins the settings of a family in the order of their "
@@ -169,32 +169,34 @@ def _sections(cells: Cells, suffix: str) -> list[Section]:
         "so they have no speedup. Select a family in the legend to see it alone."
     )
     figure = _frontier_figure("Quality against cost", text, drawn)
-    blocks = {
-        "Quality and speed": [figure, _best_cells(frontier, cells)] if cells.judged else [],
-        "Acceptance": _rejections(rows),
-        "Predicted and measured": _predictions(drawn),
-        "All cells": [table],
-    }
-    return [Section(f"{title}{suffix}", found) for title, found in blocks.items() if found]
+    return [Section(f"Quality and speed{suffix}", [figure, _best_cells(frontier)]), cells]
+
+
+def ordered_cells(frontier: Frontier) -> list[Row]:
+    """The cells in lines of a chart: by family, gamma (or fallback) and threshold.
+
+    The target alone is left out.
+    """
+
+    def place(row: Row) -> tuple[Any, ...]:
+        numbers = [value for value in row.setting.values() if isinstance(value, int | float)]
+        return (family_of(row), row.setting.get("gamma", 0), *numbers)
+
+    return sorted((row for row in frontier.rows if family_of(row) != TARGET_ALONE), key=place)
 
 
 def _lines(frontier: Frontier) -> list[Line]:
     """All figures of the cells, those of the target alone last."""
-
-    def measure(name: str, row: Row) -> Interval | None:
-        is_missing = name.endswith("quality") and "score" not in frontier.target.sums
-        return None if is_missing else frontier.measure(name, row)
-
     rows = [*ordered_cells(frontier), frontier.target]
-    lines = lines_of(rows, _NAMES, _MEASURED, measure=measure)
+    lines = lines_of(rows, _NAMES)
+    scored = "score" in frontier.target.sums
+    figures = [name for name in _MEASURED if scored or not name.endswith("quality")]
     for row, line in zip(rows, lines, strict=True):
+        line |= {name: frontier.measure(name, row) for name in figures}
         latency = FIGURES["relative_latency"]
         line |= {latency.name: latency.of_base(row, number(line, "speedup"))}
-        if SPEEDUP in row.totals:
-            line |= {name: row.totals.get(name) for name in (REJECTION, SPEEDUP)}
         for name, value in row.totals.items():
-            if name not in (REJECTION, SURPRISAL, SPEEDUP):
-                line[name] = Interval(value, *row.bounds.get(name, _UNBOUNDED))
+            line[name] = Interval(value, *row.bounds.get(name, _UNBOUNDED))
     return lines
 
 
@@ -209,18 +211,23 @@ def _frontier_figure(title: str, text: str, lines: Sequence[Line]) -> Figure:
         else line
         for line in lines
     ]
-    lists = {"labels": ["setting"], "detail": "gamma", "group": "family"}
-    return plotted(title, text, drawn, charts.frontier, _COSTS, "relative_quality", **lists)
+    names = list(dict.fromkeys(line["family"] for line in lines))
+    more: dict[str, Any] = {"labels": ["setting"], "detail": "gamma", "names": names}
+    panels = {
+        heading: charts.frontier(drawn, cost, "relative_quality", "family", **more)
+        for heading, cost in _COSTS.items()
+        if charts.known(drawn, cost, "relative_quality")
+    }
+    return Figure(title, text, panels, drawn)
 
 
-def _best_cells(frontier: Frontier, cells: Cells) -> Table:
+def _best_cells(frontier: Frontier) -> Table:
     rows: list[Line] = []
     for name, own in sorted(frontier.families().items()):
         if name != TARGET_ALONE:
             row: Line = {"family": name, "cells": len(own)}
             row |= _reached("speedup at the target's quality", frontier.fastest(own, 1.0))
             rows.append(row | _reached("quality within its latency", frontier.finest(own, 1.0)))
-    rows += [{"family": name, "cells": 0} for name in cells.empty_families]
     columns = {
         "speedup at the target's quality": (
             "largest speedup of the cells with at least the target's quality; then the setting, "
@@ -248,43 +255,6 @@ def _reached(name: str, best: Reached | None) -> Line:
     return {name: best.value, **place, f"its {bound[figure]}": best.bound}
 
 
-def _rejections(rows: Sequence[Line]) -> list[Figure]:
-    """Rejection rate of every cell with a rule."""
-    known = [row for row in rows if charts.is_finite(number(row, _REJECTED))]
-    lines = [
-        {"cell": f"{row['family']} {row['setting'] or '-'}", **row}
-        for row in sorted(known, key=lambda row: number(row, _REJECTED))
-    ]
-    text = "Fewer rejections mean longer blocks. Sorted; bars are 95% intervals over examples."
-    title = "Rejection rate by rule"
-    return [plotted(title, text, lines, charts.intervals, "cell", _REJECTED)] if lines else []
-
-
-def _predictions(drawn: Sequence[Line]) -> list[Figure]:
-    """Predicted against measured rejection rates and speedups; none without predictions."""
-    figures = _REJECTED, "decoding_speedup"
-    measured = {sentence(words_of(name))[:-1]: name for name in figures}
-    predicted = {title: f"predicted_{name}" for title, name in measured.items()}
-    compared = [
-        (line[_REJECTED], line[REJECTION])
-        for line in drawn
-        if all(charts.is_finite(number(line, name)) for name in (_REJECTED, REJECTION))
-    ]
-    inside = sum(rate.low - _ROUNDING <= value <= rate.high + _ROUNDING for rate, value in compared)
-    text = (
-        "Predicted from one pass of both models over the target's answers, without decoding. On "
-        "the dashed diagonal, prediction and measurement agree; bars are 95% intervals. Predicted "
-        f"rejection rates inside the measured interval: {inside} of {len(compared)}; the interval "
-        "ignores the error of the prediction."
-    )
-    lines = [line for line in drawn if REJECTION in line]
-    families = list(dict.fromkeys(line["family"] for line in drawn))  # as in other figures
-    settings = {"labels": ["setting"], "group": "family", "names": families, "diagonal": True}
-    columns = (charts.points, predicted, measured)
-    figure = plotted("Predicted and measured", text, lines, *columns, **settings)
-    return [figure] if figure.panels else []
-
-
 def tune_page(found: Tuned, environment: Mapping[str, Any] | None = None) -> Page:
     """The page of a tuned setting."""
     config = found.config
@@ -309,20 +279,15 @@ def tune_page(found: Tuned, environment: Mapping[str, Any] | None = None) -> Pag
 
 def _tested(found: Tuned, tables: Sequence[Table]) -> Figure:
     config = found.config
-    is_absolute = config.absolute_quality is not None
-    name = "quality" if is_absolute else "relative_quality"
     rows = [{"examples": table.title} | row for table in tables for row in table.rows]
-    floor = config.absolute_quality if is_absolute else config.quality_floor
     least = None if config.max_latency is None else 1 / config.max_latency
-    axes = Axis("speedup", at=least or 1.0), Axis(name, at=floor or 1.0)
+    axes = (
+        Axis("speedup", at=least or 1.0),
+        Axis("relative_quality", at=config.quality_floor or 1.0),
+    )
     names = list(dict.fromkeys(row["family"] for row in rows))
-    panels = [
-        Panel(
-            charts.frontier(table.rows, *axes, "family", names=names, labels=["setting", "met"]),
-            table.title,
-        )
-        for table in tables
-    ]
+    more: dict[str, Any] = {"names": names, "labels": ["setting", "met"]}
+    panels = {table.title: charts.frontier(table.rows, *axes, "family", **more) for table in tables}
     text = (
         "Each point is a setting. Candidates are measured on the choosing examples; the best are "
         "tested on the confirming ones. Dashed: the bound and the target alone. Lower limit: the "
@@ -334,15 +299,10 @@ def _tested(found: Tuned, tables: Sequence[Table]) -> Figure:
 
 def _verdict_of_tune(found: Tuned) -> str:
     chosen, config = found.chosen, found.config
-    if config.quality_floor is not None:
-        bound = f"a quality of at least {config.quality_floor:g} of the target's"
-    elif config.absolute_quality is not None:
-        bound = f"a quality of at least {config.absolute_quality:g}"
-    else:
-        bound = f"a time per token of at most {config.max_latency:g} of the target's"
     if family(chosen.decoding) == TARGET_ALONE:
-        return f"No setting is better than decoding without a draft, within {bound}."
+        return f"No setting is better than decoding without a draft, within {config.bound}."
     relative = chosen.measure("relative_quality").value
     quality = "" if math.isnan(relative) else f" and {relative:.3f} of its quality"
     speed = interval_text(chosen.measure("speedup"), ".2f", "x")
-    return f"Use {name_of(chosen.decoding)}: {speed} the target's speed{quality}, within {bound}."
+    name = name_of(chosen.decoding)
+    return f"Use {name}: {speed} the target's speed{quality}, within {config.bound}."

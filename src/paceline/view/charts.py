@@ -6,31 +6,23 @@ readers use; and it passes CSS variables on as colours, so themes and printing n
 
 Each function takes rows (`page.Line`) and columns: an `Axis`, or the name of a figure or setting,
 whose axis `axis_of` knows. `plotted` makes the block of a page from them. A value without finite
-bounds is drawn without an interval. `names`: all
-groups of a page, so that a group has the same colour and shape in all of its charts.
+bounds is drawn without an interval.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import re
-from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 import altair as alt
-import vl_convert
 
-from paceline.records import atomic_write_bytes
 from paceline.results.figures import FIGURES
-from paceline.view.definitions import words_of
-from paceline.view.page import Figure, Panel, flat, grouped
+from paceline.view.page import Figure, flat, grouped, words_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Mapping, Sequence
 
     from paceline.view.page import Line
 
@@ -55,49 +47,33 @@ CONFIG: dict[str, Any] = {
         "gridOpacity": 0.55,
         "labelFontSize": 12,
         "titleFontSize": 12.5,
-        "titleFontWeight": 500,
-        "titlePadding": 8,
-        "labelLimit": 150,
-        "labelOverlap": "greedy",
-        "labelSeparation": 6,
     },
-    "legend": {
-        "orient": "bottom",
-        "labelColor": INK,
-        "labelFontSize": 12.5,
-        "symbolSize": 80,
-        "title": None,
-    },
-    "text": {"color": INK, "fontSize": 12},
+    "legend": {"orient": "bottom", "labelColor": INK, "labelFontSize": 12.5, "title": None},
     "autosize": {"type": "fit-x", "contains": "padding"},
 }
 """Of all charts; a page has it once."""
 
 _HEIGHT = 320
-_ROW_HEIGHT = 30
 _DASHED = {"aria": False, "color": MUTED, "strokeDash": [4, 4], "strokeWidth": 1.2}
-_LONGEST = 20  # letters of a name on one line
 _REFERENCES: dict[str, float] = dict.fromkeys(("speedup", "relative_quality", "gain"), 1.0)
 """Values of the target alone, or of the initial draft, which charts mark."""
 
 
 @dataclass
 class Axis:
-    """A quantitative column as an axis.
+    """A quantitative column as an axis; by default as the registry describes its figure.
 
     Attributes:
         field: The column, without dots and brackets.
-        title: With the unit; by default that of the registry or the column's words.
-        format: Of numbers, as in d3; by default that of the registry or three digits.
-        zero: Whether the axis includes 0.
+        title: With the unit.
+        format: Of numbers, as in d3.
         whole: Whether all values are whole numbers.
-        at: Value of a dashed line; by default that of `_REFERENCES`, if any.
+        at: Value of a dashed line.
     """
 
     field: str
     title: str = ""
     format: str = ""
-    zero: bool = False
     whole: bool = False
     at: float | None = None
 
@@ -150,7 +126,7 @@ class Axis:
             axis = alt.Axis(format="d", tickMinStep=1)
         elif self.format.endswith(("%", "s")):
             axis = alt.Axis(format=self.format, tickCount=5)
-        scale = alt.Scale(zero=self.zero, nice=True)
+        scale = alt.Scale(zero=False, nice=True)
         return {"title": self.title, "scale": scale, "axis": axis}
 
 
@@ -159,7 +135,7 @@ Column = str | Axis
 
 _AXES = {
     "step": Axis("step", "optimizer step", "d", whole=True),
-    "seconds": Axis("seconds", "seconds of training", ".0f"),
+    "gamma": Axis("gamma", "gamma: drafted tokens per block", "d", whole=True),
 }
 """Of columns that are no figures."""
 
@@ -174,42 +150,26 @@ def plotted(
     text: str,
     rows: Sequence[Line],
     chart: Callable[..., Spec],
-    *columns: Column | Mapping[str, Column],
-    group: str = "",
+    *columns: Column,
     by: str = "",
     **settings: Any,
 ) -> Figure:
     """A figure whose chart is `chart(rows, *columns, **settings)`.
 
-    Args:
-        title: What is plotted against what.
-        text: What the figure shows and how to read it.
-        rows: The data.
-        chart: A function of this module.
-        columns: What it plots. Columns by title: a chart for each that has values.
-        group: The column of colours and shapes, which the charts of the figure share.
-        by: A column; the figure has a chart for each of its values, in their order.
-        settings: Further arguments of the function.
+    `by`: a column; the figure has a chart for each of its values, in their order, in which a group
+    has the same colour and shape.
     """
-    if group:
-        settings = {"group": group, "names": _names(rows, group)} | settings
-    named = [one for one in columns if isinstance(one, Mapping)]
-    titles = [
-        name
-        for name in (named[0] if named else [""])
-        if _with_all(rows, *(one[name] for one in named))
-    ]
     parts = grouped(rows, lambda row: row[by]) if by else {"": rows}
-    panels: list[Panel] = []
-    for name in titles:
-        chosen = [one[name] if isinstance(one, Mapping) else one for one in columns]
-        for value in sorted(parts):
-            heading = f"{by} {value}" if by else name
-            panels.append(Panel(chart(parts[value], *chosen, **settings), heading))
+    if group := settings.get("group"):
+        settings = {"names": _names(rows, group)} | settings
+    headings = {value: f"{by} {value}" if by else "" for value in sorted(parts)}
+    panels = {
+        heading: chart(parts[value], *columns, **settings) for value, heading in headings.items()
+    }
     return Figure(title, text, panels, rows)
 
 
-def _with_all(rows: Sequence[Line], *columns: Column) -> list[Line]:
+def known(rows: Sequence[Line], *columns: Column) -> list[Line]:
     """The rows whose values of all columns are finite."""
     fields = [axis_of(column).field for column in columns]
     return [row for row in flat(rows) if all(is_finite(row.get(field)) for field in fields)]
@@ -220,24 +180,17 @@ def frontier(
 ) -> Spec:
     """A line for each group through its rows in their order, with intervals along both axes.
 
-    Rows without both figures are left out; likewise in `points`. `detail`: a column that divides
-    the line of a group; `settings`: see `_plot`; likewise below.
+    Rows without both figures are left out. `detail`: a column that divides the line of a group;
+    `settings`: see `_plot`.
     """
-    known = [{**row, "place": place} for place, row in enumerate(_with_all(rows, x, y))]
+    placed = [{**row, "place": place} for place, row in enumerate(known(rows, x, y))]
     line = {"order": "place:Q"} | ({"detail": f"{detail}:N"} if detail else {})
-    return _plot(known, x, y, group, line=line, **settings)
+    return _plot(placed, x, y, group, line=line, **settings)
 
 
-def points(rows: Sequence[Line], x: Column, y: Column, group: str, **settings: Any) -> Spec:
-    """Two figures of each row, with intervals along both axes."""
-    return _plot(_with_all(rows, x, y), x, y, group, **settings)
-
-
-def curves(
-    rows: Sequence[Line], x: Column, y: Column, group: str, *, size: int = 70, **settings: Any
-) -> Spec:
+def curves(rows: Sequence[Line], x: Column, y: Column, group: str, **settings: Any) -> Spec:
     """A line for each group along x, with bands for the intervals of y."""
-    return _plot(rows, x, y, group, line={}, band=True, size=size, **settings)
+    return _plot(rows, x, y, group, band=True, **settings)
 
 
 def _plot(
@@ -248,12 +201,10 @@ def _plot(
     *,
     labels: Sequence[str] = (),
     names: Sequence[str] = (),
-    diagonal: bool = False,
     band: bool = False,
     line: Mapping[str, str] | None = None,
-    size: int = 95,
 ) -> Spec:
-    """A point for each row; a click on the legend selects a group.
+    """A point for each row and a line through them; a click on the legend selects a group.
 
     Args:
         rows: The data.
@@ -262,10 +213,8 @@ def _plot(
         group: Column of the groups, which differ in colour and shape.
         labels: Further columns shown on hover.
         names: All groups of the page.
-        diagonal: With the line where both figures are equal.
         band: With shaded intervals of y.
-        line: Channels of a line through the points; None: no line.
-        size: Of the points.
+        line: Channels of the line.
     """
     rows, x, y = flat(rows), axis_of(x), axis_of(y)
     chosen = alt.selection_point(fields=[group], bind="legend")
@@ -278,13 +227,19 @@ def _plot(
         """
         return alt.when(chosen).then(alt.value(opacity)).otherwise(alt.value(0.12 * opacity))
 
-    colour, form = _styles(rows, group, names)
-    base = alt.Chart().encode(color=colour)
-    layers = _references(x, y)
-    if diagonal and rows:
-        ends = [row[axis.field] for row in rows for axis in (x, y)]
-        both = _of_values({"at": min(ends)}, {"at": max(ends)})
-        layers.append(both.mark_line(**_DASHED).encode(x=x.x("at"), y=y.y("at")))
+    # Vega repeats colours and shapes: no two of 24 groups have both in common.
+    groups, legend = list(names) or _names(rows, group), _legend(rows, group)
+    colour, form = (
+        {"type": "nominal", "legend": legend, "scale": alt.Scale(domain=groups, range=styles)}
+        for styles in (COLOURS, SHAPES)
+    )
+    base = alt.Chart().encode(color=alt.Color(group, **colour))
+    dashed = [(x, x.x("at")), (y, y.y("at"))]
+    layers = [
+        _of_values({"at": axis.at}).mark_rule(**_DASHED).encode(place)
+        for axis, place in dashed
+        if axis.at is not None
+    ]
     if band and y.has_intervals(rows):
         area = base.transform_filter(y.are_known()).mark_area(aria=False, strokeOpacity=0)
         area = area.encode(x=x.x(), y=y.y(y.low), y2=alt.Y2(y.high))
@@ -296,102 +251,18 @@ def _plot(
         if axis.has_intervals(rows):
             bars = base.transform_filter(axis.are_known()).mark_rule(aria=False)
             layers.append(bars.encode(strokeOpacity=seen(0.45), **ends))
-    if line is not None:
-        drawn = base.mark_line(aria=False, strokeWidth=1.6)
-        layers.append(drawn.encode(x=x.x(), y=y.y(), strokeOpacity=seen(1)).encode(**line))
-    tooltip = [*_named([group, *labels]), *x.tooltips(rows), *y.tooltips(rows)]
-    spots = base.mark_point(filled=True, opacity=1, size=size).encode(shape=form, x=x.x(), y=y.y())
-    layers.append(spots.encode(tooltip=tooltip, opacity=seen(1)).add_params(chosen))
+    drawn = base.mark_line(aria=False, strokeWidth=1.6).encode(x=x.x(), y=y.y())
+    layers.append(drawn.encode(strokeOpacity=seen(1), **line or {}))
+    named = [alt.Tooltip(name, type="nominal", title=words_of(name)) for name in [group, *labels]]
+    tooltip = [*named, *x.tooltips(rows), *y.tooltips(rows)]
+    spots = base.mark_point(filled=True, opacity=1, size=70).encode(x=x.x(), y=y.y())
+    spots = spots.encode(shape=alt.Shape(group, **form), tooltip=tooltip, opacity=seen(1))
+    layers.append(spots.add_params(chosen))
     return _finished(alt.layer(*layers, height=_HEIGHT), rows)
-
-
-def intervals(rows: Sequence[Line], name: str, x: Column) -> Spec:
-    """A value with its interval on each line."""
-    rows, x = flat(rows), axis_of(x)
-    lines = _names(rows, name)
-    across = alt.Y(
-        name, type="nominal", sort=lines, title=None, scale=alt.Scale(domain=lines)
-    ).axis(
-        domain=False,
-        ticks=False,
-        grid=True,
-        labelOverlap=False,
-        labelLineHeight=12,
-        labelFontSize=11,
-        labelExpr=f"({json.dumps({line: _in_two(str(line)) for line in lines})})[datum.label]",
-    )
-    base = alt.Chart().encode(y=across, color=alt.value(COLOURS[0]))
-    layers = _references(x, None)
-    if x.has_intervals(rows):
-        bars = base.transform_filter(x.are_known()).mark_rule(aria=False, strokeWidth=2)
-        layers.append(bars.encode(x=x.x(x.low), x2=alt.X2(x.high)))
-    tooltip = [*_named([name]), *x.tooltips(rows)]
-    marks = base.mark_point(filled=True, opacity=1, size=90)
-    layers.append(marks.encode(x=x.x(), tooltip=tooltip))
-    height = _ROW_HEIGHT * max(1, len(lines))
-    return _finished(alt.layer(*layers, height=max(height, 80)), rows)
-
-
-def columns(
-    rows: Sequence[Line], x: Column, y: Column, *, band: tuple[float, float] | None = None
-) -> Spec:
-    """A bar for each row; shaded between the values of `band`."""
-    x, y = axis_of(x), axis_of(y)
-    layers: list[alt.Chart] = []
-    if band is not None:
-        area = _of_values({"from": band[0], "to": band[1]}).mark_rect(
-            aria=False, color=COLOURS[1], opacity=0.16
-        )
-        layers.append(area.encode(y=y.y("from"), y2=alt.Y2("to")))
-    across = alt.X(x.field, type="ordinal", title=x.title, sort=None).axis(
-        labelAngle=0, labelOverlap=True
-    )
-    bars = alt.Chart().mark_bar(color=COLOURS[0], opacity=0.85, cornerRadiusEnd=2)
-    tooltip = [*x.tooltips(rows), *y.tooltips(rows)]
-    layers.append(bars.encode(x=across, y=y.y(), tooltip=tooltip))
-    layers += _references(None, y)
-    return _finished(alt.layer(*layers, height=_HEIGHT - 60), rows)
-
-
-def save(panels: Sequence[Panel], path: Path, columns: int) -> None:
-    """Write charts side by side as a PNG image; raises StorageError if it cannot be written."""
-    charts = [{**panel.chart, "title": panel.title, "width": 520} for panel in panels]
-    config = {name: part for name, part in CONFIG.items() if name != "autosize"}
-    spec = {"concat": charts, "columns": columns, "config": config | {"background": "white"}}
-    image = vl_convert.vegalite_to_png(in_light_colours(json.dumps(spec)), scale=1.5)
-    atomic_write_bytes(path, image)
-
-
-def in_light_colours(text: str) -> str:
-    """A specification for an image, which knows no variables."""
-    style = (resources.files("paceline.view") / "templates/style.css").read_text("utf-8")
-    light = dict(re.findall(r"--([\w-]+): light-dark\((#\w+)", style))
-    return re.sub(r"var\(--([\w-]+)\)", lambda name: light[name[1]], text)
-
-
-def colours_of(names: list[str]) -> list[str]:
-    """A colour for each name, repeated if there are many: shapes tell those apart."""
-    return [COLOURS[number % len(COLOURS)] for number in range(len(names))]
-
-
-def shapes_of(names: list[str]) -> list[str]:
-    """A shape for each name; no two of 24 names share both colour and shape."""
-    count = len(COLOURS)
-    return [SHAPES[(at % count + 2 * (at // count)) % len(SHAPES)] for at in range(len(names))]
 
 
 def is_finite(value: Any) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
-
-
-def _styles(rows: Sequence[Line], group: str, names: Sequence[str]) -> tuple[alt.Color, alt.Shape]:
-    """The colours and shapes of groups, of which the legend has those that occur."""
-    known, legend = list(names) or _names(rows, group), _legend(rows, group)
-    colours, shapes = (
-        {"type": "nominal", "legend": legend, "scale": alt.Scale(domain=known, range=styles)}
-        for styles in (colours_of(known), shapes_of(known))
-    )
-    return alt.Color(group, **colours), alt.Shape(group, **shapes)
 
 
 def _legend(rows: Sequence[Line], group: str) -> alt.Legend | None:
@@ -404,45 +275,20 @@ def _legend(rows: Sequence[Line], group: str) -> alt.Legend | None:
     return alt.Legend(values=names, columns=fitting, labelLimit=alt.ExprRef("width - 30"))
 
 
-def _references(x: Axis | None, y: Axis | None) -> list[alt.Chart]:
-    """Dashed lines at the references of the axes."""
-    layers: list[alt.Chart] = []
-    if x is not None and x.at is not None:
-        layers.append(_of_values({"at": x.at}).mark_rule(**_DASHED).encode(x=x.x("at")))
-    if y is not None and y.at is not None:
-        layers.append(_of_values({"at": y.at}).mark_rule(**_DASHED).encode(y=y.y("at")))
-    return layers
-
-
 def _of_values(*values: Line) -> alt.Chart:
     return alt.Chart(alt.Data(values=list(values)))
-
-
-def _named(names: Sequence[str]) -> list[alt.Tooltip]:
-    return [alt.Tooltip(name, type="nominal", title=words_of(name)) for name in names]
 
 
 def _names(rows: Sequence[Line], column: str) -> list[Any]:
     return list(dict.fromkeys(row[column] for row in rows))
 
 
-def _in_two(name: str) -> list[str]:
-    """A long name as two lines, divided after a word near its middle."""
-    ends = [at + 1 for at, letter in enumerate(name) if letter in " /_" and at]
-    if len(name) <= _LONGEST or not ends:
-        return [name]
-    end = min(ends, key=lambda end: abs(end - len(name) / 2))
-    return [name[:end].rstrip(), name[end:]]
-
-
 def _finished(chart: alt.LayerChart | alt.FacetChart, rows: Sequence[Line]) -> Spec:
-    """The specification with the container's width and the columns of the data that it draws."""
+    """The specification with the container's width, and the data."""
     spec = chart.properties(width="container", data=_of_values().data).to_dict()
     spec.pop("$schema", None)  # an address, which a page without network does not need
     spec.pop("config", None)  # the page's is used
-    text = json.dumps(spec)
-    drawn = {name for row in rows for name in row if f'"field": {json.dumps(name)}' in text}
-    data = [{name: _plain(row[name]) for name in row if name in drawn} for row in rows]
+    data = [{name: _plain(value) for name, value in row.items()} for row in rows]
     return spec | {"data": {"values": data}}
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from paceline.measure.engine_costs import words_of_starts
 from paceline.measure.losslessness import OPEN_QUESTION
 from paceline.measure.results import (
     ACCEPTANCE,
@@ -13,13 +15,10 @@ from paceline.measure.results import (
 )
 from paceline.results.figures import FIGURES
 from paceline.view import charts
-from paceline.view.charts import Axis
-from paceline.view.definitions import words_of
+from paceline.view.charts import Axis, plotted
 from paceline.view.page import (
     Fact,
-    Figure,
     Page,
-    Panel,
     Section,
     Table,
     about,
@@ -27,14 +26,15 @@ from paceline.view.page import (
     sentence,
     source_of,
     table_of,
+    words_of,
 )
 from paceline.view.tables import drafts_table, gamma_table, served_tables, steps_table
 
 if TYPE_CHECKING:
     from paceline.measure import Measurement
     from paceline.measure.agreement import Agreement
-    from paceline.measure.drafts import DraftComparison
     from paceline.measure.losslessness import DistributionCheck, LosslessnessReport
+    from paceline.measure.measurement import DraftComparison
     from paceline.measure.served import ServedMeasurement
     from paceline.measure.verdict import Verdict
     from paceline.view.page import Block, Line, Tone
@@ -45,14 +45,11 @@ _PREDICTIONS = {
     "mbsu": "MBSU (parameter ratio)",
 }
 _OF_REQUESTS = (
-    *("speedup", "decoding_speedup", "cost_ratio", "predicted_speedup", "measured_over_predicted"),
-    *("engine_efficiency", "target_tokens_per_s", "tokens_per_s", "block_efficiency"),
+    *("speedup", "decoding_speedup", "cost_ratio", "predicted_speedup", "engine_efficiency"),
+    *("target_tokens_per_s", "tokens_per_s", "block_efficiency"),
     "acceptance_rate",
 )
 _OF_TRIED = ("decoding_tokens_per_s", "expected_speedup")
-_MOST_POSITIONS = 64
-_DEVIATIONS = 1.96  # standard deviations that contain 95% of a normal distribution
-_SPEED = Axis("speedup", format=".2f")
 
 
 def measure_page(found: Measurement) -> Page:
@@ -125,10 +122,9 @@ def _speedups(found: Measurement) -> Section:
         rows.append(first | {"speedup": found.figure("decoding_speedup", timed)})
         rows.append(whole | {"speedup": found.figure("speedup", timed)})
         text += f" The measured points are of {len(timed.units)} requests, with 95% intervals."
-    gamma = Axis("gamma", "gamma: drafted tokens per block", "d", whole=True)
-    chart = charts.curves(rows, gamma, _SPEED, "kind")
+    axes = "gamma", Axis("speedup", format=".2f")
     blocks: list[Block] = [
-        Figure("Speedup by gamma", text, [Panel(chart)], rows),
+        plotted("Speedup by gamma", text, rows, charts.curves, *axes, group="kind"),
         gamma_table(found, with_intervals=True),
     ]
     if found.tried:
@@ -141,29 +137,9 @@ def _speedups(found: Measurement) -> Section:
 
 
 def _acceptance(found: Measurement) -> Section:
-    rows: list[Line] = [
-        {"figure": words_of(name), "value": found.figure(name)} for name in ACCEPTANCE
-    ]
-    value = Axis("value", "fraction of tokens", ".2f")
     text = "Three figures that others call acceptance rate, on text of the target."
-    blocks = [Figure("Acceptance", text, [Panel(charts.intervals(rows, "figure", value))], rows)]
-    by_position = found.acceptance_by_position[:_MOST_POSITIONS]
-    if len(by_position) > 1:
-        positions: list[Line] = [
-            {"position": at, "acceptance": share} for at, share in enumerate(by_position, 1)
-        ]
-        mean = FIGURES["expected_acceptance"].value(found.texts)
-        chart = charts.columns(
-            positions,
-            Axis("position", "position in the answer", "d", whole=True),
-            Axis("acceptance", "expected acceptance", ".2f", zero=True, at=mean),
-        )
-        text = (
-            "Expected acceptance of the first, second, ... new token. The dashed line is the mean "
-            "over all tokens. Few answers are long, so later positions vary more."
-        )
-        blocks.append(Figure("Acceptance along the text", text, [Panel(chart)], positions))
-    return Section("Acceptance", blocks)
+    line = {name: found.figure(name) for name in ACCEPTANCE}
+    return Section("Acceptance", [Table("Acceptance", [line], text=text, units="prompts")])
 
 
 def drafts_page(found: DraftComparison) -> Page:
@@ -174,16 +150,6 @@ def drafts_page(found: DraftComparison) -> Page:
         first.config.model_copy(update={"other_drafts": found.drafts[1:]}),
         first.environment,
     )
-    rows: list[Line] = [
-        {"gamma": gamma_of(row), "draft": one.config.draft, "speedup": value_of(row, name)}
-        for one in found.measurements
-        for row in one.blocks
-        for name in ("expected_speedup" if one.verdict.timed else "mbsu",)
-        if charts.is_finite(value_of(row, name))
-    ]
-    gamma = Axis("gamma", "gamma: drafted tokens per block", "d", whole=True)
-    text = f"{'Expected' if first.verdict.timed else 'MBSU'}, for each number of drafted tokens."
-    chart = charts.curves(rows, gamma, _SPEED, "draft")
     verdicts = [
         {"draft": one.config.draft, "verdict": one.verdict.word, "reason": one.verdict.reason}
         for one in found.measurements
@@ -194,7 +160,6 @@ def drafts_page(found: DraftComparison) -> Page:
         verdict=sentence(f"GO: {', '.join(go) or 'none'}"),
         sections=[
             Section("Drafts", [drafts_table(found), Table("Verdicts", verdicts)]),
-            Section("Speed", [Figure("Speedup by gamma", text, [Panel(chart)], rows)]),
         ],
         source=source,
     )
@@ -214,9 +179,9 @@ def served_page(found: ServedMeasurement) -> Page:
     tau = FIGURES["block_efficiency"].measure(found.rows[0])
     facts.append(Fact.of(words_of("block_efficiency"), tau))
     facts.append(Fact.of("served / predicted", agreement.ratio, ".3f"))
-    verdict, notes = found.verdict or agreement, found.notes
+    verdict, notes = found.verdict or agreement, []
     if found.verdict is not None:
-        notes = (f"The engine's counters and the prediction: {agreement}.", *notes)
+        notes = [f"The engine's counters and the prediction: {agreement}."]
     return Page(
         title=f"The draft in {found.engine} {found.engine_version}".strip(),
         word=verdict.word.upper(),
@@ -231,31 +196,28 @@ def served_page(found: ServedMeasurement) -> Page:
 
 def _served_blocks(found: ServedMeasurement) -> Section:
     whole, positions = served_tables(found)
-    tau = Axis("block_efficiency", format=".2f")
-    text = "1 + accepted tokens per block, with 95% intervals over requests."
-    panels = [Panel(charts.intervals(whole.rows, "counts", tau))]
-    blocks = [Figure("Tokens per target call", text, panels, whole.rows)]
+    blocks: list[Block] = [replace(whole, title="Tokens per target call")]
     if positions.rows:
         position = Axis("position", "position in the block, from 0", "d", whole=True)
         accepted = Axis("position_acceptance", "share of blocks that accept it", ".2f")
         text = "Share of the blocks that accept the first (0), second (1), ... drafted token."
-        panels = [Panel(charts.curves(positions.rows, position, accepted, "counts"))]
-        blocks.append(Figure("Acceptance by position", text, panels, positions.rows))
+        title, axes = "Acceptance by position", (position, accepted, "counts")
+        blocks.append(plotted(title, text, positions.rows, charts.curves, *axes))
     return Section("Blocks", blocks)
 
 
 def _served_speed(found: ServedMeasurement) -> list[Section]:
     blocks: list[Block] = []
     if found.speed is not None:
-        text = f"With and without the draft; {found.starts.words}."
+        text = f"With and without the draft; {words_of_starts(found.starts)}."
         blocks.append(Table("Whole requests", [dict(found.speed)], text=text))
     if (costs := found.costs) is not None:
         rows = steps_table(costs).rows
         gamma = Axis("gamma", "drafted tokens per block; 0: without the draft", "d", whole=True)
         ms = Axis("ms per step", format=".2f")
-        text = f"Time of an engine step, with 95% intervals; {costs.starts.words}."
-        panels = [Panel(charts.curves(rows, gamma, ms, "requests at a time"))]
-        blocks.append(Figure("Cost of a step", text, panels, rows))
+        text = f"Time of an engine step, with 95% intervals; {words_of_starts(costs.starts)}."
+        axes = gamma, ms, "requests at a time"
+        blocks.append(plotted("Cost of a step", text, rows, charts.curves, *axes))
     return [Section("Speed", blocks)] if blocks else []
 
 
@@ -280,7 +242,6 @@ def verify_page(found: LosslessnessReport) -> Page:
         "false alarm": "how often a lossless rule fails.",
     }
     greedy_line = {**texts, "first difference": greedy.first_difference}
-    cells = [_cells(one, name) for name, one in checks.items()]
     return Page(
         title="Is decoding with this draft lossless?",
         word=found.word,
@@ -293,7 +254,7 @@ def verify_page(found: LosslessnessReport) -> Page:
         ],
         sections=[
             Section("Greedy texts", [Table("Token by token", [greedy_line], text=compared)]),
-            Section("Sampled tokens", [*cells, Table("G-tests", tests, columns=columns)]),
+            Section("Sampled tokens", [Table("G-tests", tests, columns=columns)]),
         ],
         about=about(
             source,
@@ -311,43 +272,14 @@ def _test_figures(check: DistributionCheck) -> Line:
 
 def _verdict_of_verify(found: LosslessnessReport) -> str:
     texts, sampled = found.greedy.counts, found.distribution
-    p, tokens = f"{sampled.p_value:.2g}", sampled.counts["tokens"]
-    if not found.greedy.passed:
-        return f"The greedy texts differ: {found.greedy.first_difference}."
-    if impossible := sampled.counts["impossible"]:
-        return f"{impossible} of {tokens} sampled tokens have probability 0 under the target."
-    if not sampled.passed:
-        below = f"p {p}, below {sampled.false_alarm:g}"
-        return f"The sampled tokens do not follow the target's distribution: {below}."
-    if not found.passed:
-        return f"Both tests pass, but {OPEN_QUESTION}."
-    equal = f"All {texts['prompts']} greedy texts equal the target's"
-    if texts["ties"]:
-        equal = (
-            f"{texts['identical']} of {texts['prompts']} greedy texts equal the target's, "
-            f"{texts['ties']} differ at a tie of its logits"
-        )
-    caught = "; the same test rejects a broken rule" if found.broken_distribution else ""
-    return f"{equal}, and {tokens:,} sampled tokens follow its distribution (p {p}){caught}."
-
-
-def _cells(check: DistributionCheck, rule: str) -> Figure:
-    counts = check.cell_counts
-    expected = sum(counts) / len(counts)
-    spread = _DEVIATIONS * (expected * (1 - 1 / len(counts))) ** 0.5
-    rows: list[Line] = [
-        {"cell": number, "tokens": count, "expected": expected}
-        for number, count in enumerate(counts, 1)
-    ]
-    chart = charts.columns(
-        rows,
-        Axis("cell", format="d", whole=True),
-        Axis("tokens", format="d", zero=True, whole=True, at=expected),
-        band=(max(0.0, expected - spread), expected + spread),
+    ties = f", {texts['ties']} differ at a tie of its logits" if texts["ties"] else ""
+    follow = "follow" if sampled.passed else "do not follow"
+    broken = found.broken_distribution
+    more = "; the same test rejects a broken rule" if broken and not broken.passed else ""
+    if found.word == "UNDECIDED":
+        more = f", but {OPEN_QUESTION}"
+    return (
+        f"{texts['identical']} of {texts['prompts']} greedy texts equal the target's{ties}, and "
+        f"{sampled.counts['tokens']:,} sampled tokens {follow} its distribution (p "
+        f"{sampled.p_value:.2g}){more}."
     )
-    text = (
-        f"A lossless rule puts {expected:.1f} tokens into each cell (dashed); 95% of cells lie in "
-        "the shaded range. The first cells hold the tokens that the draft overrates most. A broken "
-        "rule must fail."
-    )
-    return Figure(f"Tokens in each cell: {rule}", text, [Panel(chart)], rows)

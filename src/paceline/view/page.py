@@ -6,7 +6,6 @@ by `charts`, and `render` writes the page.
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 
     from paceline.results.row import Row
 
-    Measure = Callable[[str, Row], Interval | None]
     Item = TypeVar("Item")
     Key = TypeVar("Key", bound=Hashable)
 
@@ -29,6 +27,39 @@ Line = dict[str, Any]
 
 Tone = Literal["good", "bad", "neutral"]
 UNKNOWN = "-"
+_OTHERS = {
+    "gamma": "number of tokens that the draft proposes in a block.",
+    "family": ("an acceptance rule or decoding strategy with all its settings; a line of a chart."),
+    "setting": "threshold, and gamma, the maximum number of drafted tokens per block.",
+}
+_INTERVAL = (
+    "the range that contains the true value in 95 of 100 repetitions. It comes from the "
+    "independent units: prompts, examples or seeds. Of speedups and rates by the studentised "
+    "bootstrap; of mean scores by Dirichlet weights with one more example at the worst score."
+)
+
+
+def definitions_of(columns: Iterable[str], *, intervals: bool = False) -> list[tuple[str, ...]]:
+    """Term, meaning and symbol of the columns that have one; `intervals`: also of intervals."""
+    found: list[tuple[str, ...]] = []
+    for name in columns:
+        if (figure := FIGURES.get(name)) is not None:
+            found.append((figure.words, f"{figure.definition}.", figure.symbol))
+        elif name in _OTHERS:
+            found.append((name, _OTHERS[name], ""))
+    return [*found, *([("95% interval", _INTERVAL, "")] if intervals else [])]
+
+
+def words_of(name: str) -> str:
+    """A column in tables and on axes: the words of a figure; another name, with spaces."""
+    known = FIGURES.get(name)
+    return name.removeprefix("num_").replace("_", " ") if known is None else known.words
+
+
+def meaning_of(name: str) -> str:
+    """The definition of a column; empty if it has none."""
+    figure = FIGURES.get(name)
+    return _OTHERS.get(name, "") if figure is None else f"{figure.definition}."
 
 
 def shown(value: Any, format: str = "") -> str:
@@ -90,25 +121,15 @@ def flat(rows: Iterable[Line]) -> list[Line]:
 
 @dataclass(frozen=True)
 class Source:
-    """The command and the configuration that made some rows.
+    """The command that made some rows, its resolved configuration, and versions and machine.
 
-    Attributes:
-        command: Such as `paceline bench --config bench.yaml`; the page offers `config` under this
-            file name.
-        config: The resolved configuration; None if the rows do not record it.
-        environment: Versions, machine and git state, if they are recorded.
+    The page offers `config` under the name `file`; None: the rows do not record it.
     """
 
     command: str
     config: Mapping[str, Any] | None = None
     environment: Mapping[str, Any] | None = None
-
-    @property
-    def file(self) -> str:
-        """File name of the configuration: that in the command, else `config.yaml`."""
-        words = self.command.split()
-        names = [word.rpartition("/")[2] for word in words if word.endswith(".yaml")]
-        return next(iter(names), "config.yaml")
+    file: str = "config.yaml"
 
     @property
     def facts(self) -> list[str]:
@@ -122,28 +143,16 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Panel:
-    """One chart of a figure; the title is empty if the figure has a single chart."""
-
-    chart: Mapping[str, Any]
-    title: str = ""
-
-
-@dataclass(frozen=True)
 class Figure:
-    """Charts with their data.
+    """Charts by title, with all plotted values, which the table and the CSV file show.
 
-    Attributes:
-        title: What is plotted against what.
-        text: What the figure shows and how to read it.
-        panels: The charts; several share the data and the space.
-        rows: All plotted values, for the table and the CSV file.
+    The title is empty if the figure has a single chart.
     """
 
     kind: ClassVar = "chart"
     title: str
     text: str
-    panels: Sequence[Panel]
+    panels: Mapping[str, Mapping[str, Any]]
     rows: Sequence[Line]
 
 
@@ -151,10 +160,9 @@ class Figure:
 class Table:
     """A table of a page or of the terminal; `rows` as in a figure, with texts.
 
+    Columns that are figures have the words and definitions of the registry.
+
     Attributes:
-        title: May be empty.
-        rows: The lines. Columns that are figures have the words and definitions of the registry.
-        text: A sentence on the table.
         columns: Definitions of other columns.
         formats: Of columns that are not figures, or are shown otherwise than the registry says.
         units: What intervals are over, such as prompts.
@@ -204,16 +212,10 @@ def lines_of(
     figures: Sequence[str] = (),
     *,
     bare: Sequence[str] = (),
-    measure: Measure | None = None,
 ) -> list[Line]:
     """A line per result row: some of its settings, and some of its figures with their intervals.
 
-    Args:
-        rows: Result rows.
-        settings: Names of settings. Those that no row has are left out, as are figures.
-        figures: Names of figures in `results.figures`.
-        bare: Those of them that are shown without intervals.
-        measure: Gives a figure of a row by its name; by default the registry does.
+    Settings and figures that no row has are left out. `bare`: figures without intervals.
     """
 
     def measured(name: str, row: Row) -> Interval | None:
@@ -227,7 +229,7 @@ def lines_of(
     lines: list[Line] = []
     for row in rows:
         line: Line = {name: row.setting.get(name) for name in settings}
-        lines.append(line | {name: (measure or measured)(name, row) for name in figures})
+        lines.append(line | {name: measured(name, row) for name in figures})
     known = {name for line in lines for name, value in line.items() if value is not None}
     return [{name: line[name] for name in line if name in known} for line in lines]
 
@@ -262,17 +264,7 @@ def numeric(rows: Sequence[Line]) -> set[str]:
     }
 
 
-@dataclass(frozen=True)
-class Text:
-    """Text in a box; the title may be empty."""
-
-    kind: ClassVar = "text"
-    rows: ClassVar[Sequence[Line]] = ()
-    title: str
-    text: str = ""
-
-
-Block = Figure | Table | Text
+Block = Figure | Table
 
 
 @dataclass(frozen=True)
@@ -300,18 +292,7 @@ class Fact:
 
 @dataclass(frozen=True)
 class Page:
-    """A report.
-
-    Attributes:
-        title: Of the page and of the browser's tab.
-        verdict: One sentence with its numbers.
-        sections: In reading order.
-        word: The verdict as a word, such as GO or passed; may be empty.
-        tone: How the word is marked.
-        facts: A few numbers below the verdict.
-        about: Lines on what was run: models, task, machine.
-        source: What made the rows.
-    """
+    """A report: a verdict as one sentence with its numbers and as a word, and sections."""
 
     title: str
     verdict: str
@@ -336,21 +317,17 @@ def source_of(
     """A source whose command reads the configuration from a file that the page offers."""
     if config is None:
         return Source(f"paceline {command}", None, environment)
-    values = json.loads(config.model_dump_json()) if isinstance(config, StrictModel) else config
+    values = config.model_dump(mode="json") if isinstance(config, StrictModel) else config
     file = command.split()[0] + ".yaml"
-    return Source(f"paceline {command} --config {file}", values, environment)
+    return Source(f"paceline {command} --config {file}", values, environment, file)
 
 
 def about(source: Source, *lines: str) -> list[str]:
-    """The models of the source's configuration, further lines, and the machine."""
-    config, environment = source.config or {}, source.environment or {}
+    """The models of the source's configuration, and further lines."""
+    config = source.config or {}
     names = [name for name in ("target", "draft") if config.get(name)]
     models = [f"{name.capitalize()}: {config[name]}" for name in names]
-    versions = environment.get("versions") or {}
-    machine = [f"{environment.get('cpu_count', '?')} CPUs", environment.get("processor", "")]
-    machine += [f"{name} {versions[name]}" for name in ("paceline", "torch") if name in versions]
-    known = [f"Machine: {', '.join(str(part) for part in machine if part)}"] if environment else []
-    return [*models, *(line for line in lines if line), *known]
+    return [*models, *(line for line in lines if line)]
 
 
 def sampling_words(sampling: Mapping[str, Any]) -> str:

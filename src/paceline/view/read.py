@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -18,7 +17,6 @@ from paceline.records import RunDirectory, read_jsonl
 from paceline.results.row import read_rows
 from paceline.view import Report
 from paceline.view.bench_pages import bench_page, tune_page
-from paceline.view.bench_run import read_results
 from paceline.view.measure_pages import (
     drafts_page,
     measure_page,
@@ -29,6 +27,7 @@ from paceline.view.training_pages import training_page, trajectory_page
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from paceline.view.page import Page
 
@@ -36,23 +35,12 @@ _WANTED = (
     "the directory of a bench, tune, trajectory, align or pretrain, or a file written by measure "
     "or verify with --json"
 )
-_MARK, _HEAD = b'<meta name="generator" content="Paceline ', 2_000  # where a report has it
 
 
 def read_page(path: Path) -> Report:
-    """Make the page of a run directory or of a result file.
-
-    Raises:
-        UsageError: the path is not a run, or its rows cannot be read.
-    """
+    """Make the page of a run directory or of a result file."""
     page = _of_file(path) if path.is_file() else _of_directory(path)
     return Report(page, path.with_suffix(".html") if path.is_file() else path / "report.html")
-
-
-def check_replaceable(place: Path) -> None:
-    """Raise a UsageError if another program wrote the file that a page belongs in."""
-    if place.is_file() and not place.is_symlink() and _MARK not in place.read_bytes()[:_HEAD]:
-        raise UsageError(f"{place} is no report of Paceline, which would replace it; move it")
 
 
 def _of_directory(path: Path) -> Page:
@@ -76,9 +64,6 @@ def _trajectory(path: Path, manifest: dict[str, Any]) -> Page:
     rows = read_rows(path / "rows.jsonl") if (path / "rows.jsonl").exists() else []
     if not rows:
         raise UsageError(f"{path} has no rows yet; run `paceline trajectory` with this output")
-    if runs := {Path(run) for run in manifest.get("config", {}).get("runs", ())}:
-        # the file keeps the rows of runs that were left out later
-        rows = [row for row in rows if Path(row.source.run) in runs]
     return trajectory_page(rows, manifest)
 
 
@@ -91,7 +76,7 @@ def _training(path: Path, manifest: dict[str, Any]) -> Page:
 
 
 _RUNS: dict[str, Callable[[Path, dict[str, Any]], Page]] = {
-    "Bench": lambda path, _: bench_page(read_results(path)),
+    "Bench": bench_page,
     "Tune": _tune,
     "Trajectory": _trajectory,
     "Align": _training,

@@ -23,8 +23,16 @@ from paceline.core.bootstrap import Interval
 from paceline.records import atomic_write_text
 from paceline.version import __version__
 from paceline.view import charts
-from paceline.view.definitions import definitions_of, words_of
-from paceline.view.page import Figure, Table, columns_of, flat, is_unknown, numeric
+from paceline.view.page import (
+    Figure,
+    Table,
+    columns_of,
+    definitions_of,
+    flat,
+    is_unknown,
+    numeric,
+    words_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -58,32 +66,19 @@ def render(page: Page) -> str:
 
 
 def _data(page: Page) -> dict[str, Any]:
-    """What scripts draw and offer: charts, rows as CSV, each in the page's order; configuration.
-
-    The rows of a chart are columns.
-    """
-    panels = [panel for block in page.blocks if isinstance(block, Figure) for panel in block.panels]
+    """What scripts draw and offer: charts, rows as CSV, each in the page's order; configuration."""
+    figures = [block for block in page.blocks if isinstance(block, Figure)]
     config = None if page.source is None else page.source.config
     return {
         "config": charts.CONFIG,
-        "charts": [_in_columns(panel.chart) for panel in panels],
+        "charts": [chart for figure in figures for chart in figure.panels.values()],
         "csv": [to_csv(block.rows) for block in page.blocks if block.rows and page.source],
         "yaml": [] if config is None else [dump_yaml(config, allow_unicode=True)],
     }
 
 
-def _in_columns(chart: Mapping[str, Any]) -> dict[str, Any]:
-    rows = chart["data"]["values"]
-    columns = {name: [row.get(name) for row in rows] for name in columns_of(rows)}
-    return {**chart, "data": {"columns": columns}}
-
-
 def write(page: Page, path: Path) -> None:
-    """Write the page.
-
-    Raises:
-        StorageError: the file cannot be written.
-    """
+    """Write the page."""
     atomic_write_text(path, render(page))
 
 

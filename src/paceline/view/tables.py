@@ -6,26 +6,25 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING
 
-from paceline.bench.settings import family, setting
+from paceline.bench.answers import family, setting
 from paceline.core.bootstrap import Interval
 from paceline.measure.results import num_tokens
 from paceline.measure.trajectory import START, draft_name, gain_of
 from paceline.models.compatibility import UNTIMED
 from paceline.results.figures import FIGURES
 from paceline.results.frontier import measure
-from paceline.view.definitions import words_of
-from paceline.view.page import Table, case_of, number, sampling_words, table_of
+from paceline.view.page import Table, case_of, number, sampling_words, table_of, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from paceline.bench.sequential_test import Step
     from paceline.bench.tune import Tuned
-    from paceline.bench.tuning import Step, TuneConfig
     from paceline.decode.strategies import DecodingConfig
     from paceline.measure import Measurement
     from paceline.measure.analysis import PredictedFrontier
-    from paceline.measure.drafts import DraftComparison
     from paceline.measure.engine_costs import EngineCosts
+    from paceline.measure.measurement import DraftComparison
     from paceline.measure.served import ServedMeasurement
     from paceline.results.row import Row
     from paceline.view.page import Line
@@ -44,8 +43,6 @@ def gamma_table(found: Measurement, *, with_intervals: bool = False) -> Table:
     figures = ("block_efficiency", "break_even_acceptance", *_SPEEDUPS)
     if found.engine:
         figures = (*_IN_ENGINE, "expected_speedup")
-    elif with_intervals:
-        figures = ("block_efficiency_iid", *figures)
     table = table_of(
         rows,
         ("gamma",),
@@ -61,12 +58,11 @@ def gamma_table(found: Measurement, *, with_intervals: bool = False) -> Table:
         if found.verdict.timed and "break_even_acceptance" not in row.totals:
             named["break_even_acceptance"] = "none"
         if found.engine:
-            known = "" if gamma in found.timed_gammas else " ~"
-            named["block"] = f"{row.totals['block_s'] * 1e3:.1f} ms{known}"
+            named["block"] = f"{row.totals['block_s'] * 1e3:.1f} ms"
         lines.append(named)
     columns = {"*": "the gamma to serve."} if found.best_gamma else {}
     if found.engine:
-        columns["block"] = "time per block in the engine, drafting included; ~: interpolated."
+        columns["block"] = "time per block in the engine, drafting included."
     return dataclasses.replace(table, rows=lines, columns=columns)
 
 
@@ -109,7 +105,7 @@ def frontier_table(found: PredictedFrontier) -> Table:
         bare=_OF_RULES[1:],
         text=(
             f"On {sum(filter(None, rows[0].sums['tokens'])):.0f} tokens of the "
-            f"{found.config.text}, {sampling_words(vars(found.config.sampling))}, cost ratio "
+            f"target, {sampling_words(vars(found.config.sampling))}, cost ratio "
             f"{rows[0].totals['cost_ratio']:.3f}{untimed}."
         ),
         units="texts",
@@ -196,15 +192,16 @@ def before_and_after(
     lines: list[Line] = [
         {
             "figure": words_of(name),
-            "before": _evaluated(before or {}, name),
-            "after": _evaluated(after, name),
+            "before": evaluated(before or {}, name),
+            "after": evaluated(after, name),
         }
         for name in figures
     ]
     return Table(title, lines, units="texts")
 
 
-def _evaluated(figures: Mapping[str, float], name: str) -> Interval | None:
+def evaluated(figures: Mapping[str, float], name: str) -> Interval | None:
+    """A figure of an evaluation with its interval; None if it is not among them."""
     if name not in figures:
         return None
     return Interval(figures[name], *(figures.get(name + end, math.nan) for end in _ENDS))
@@ -225,7 +222,7 @@ def tuned_tables(found: Tuned) -> list[Table]:
     }
     tables: list[Table] = []
     for step, title in steps.items():
-        own = [_tried(row, found.config) for row in found.rows(step)]
+        own = [_tried(row) for row in found.rows(step)]
         forms = dict.fromkeys(("quality", "relative_quality"), ".2f")
         settings = {"columns": columns, "formats": forms, "units": "examples"}
         tables.append(Table(title, own, text=text, **settings))
@@ -239,10 +236,9 @@ def name_of(decoding: DecodingConfig) -> str:
     return f"{family(decoding)} {setting(decoding)}".strip()
 
 
-def _tried(row: Row, config: TuneConfig) -> Line:
+def _tried(row: Row) -> Line:
     line: Line = {"family": row.setting["family"], "setting": row.setting.get("setting", "-")}
-    quality = "relative_quality" if config.absolute_quality is None else "quality"
-    for name in (quality, "speedup"):
+    for name in ("relative_quality", "speedup"):
         found = measure(name, row)
         line[name] = None if math.isnan(found.value) else found
     if row.has(examples="confirming"):

@@ -3,33 +3,32 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from paceline.core.bootstrap import Interval
 from paceline.measure.trajectory import START, draft_name, gain_of
 from paceline.results.figures import FIGURES
 from paceline.view import charts
 from paceline.view.charts import Axis, plotted
-from paceline.view.definitions import words_of
 from paceline.view.page import (
     Fact,
     Figure,
     Page,
-    Panel,
     Section,
+    Table,
     about,
     case_of,
     grouped,
     interval_text,
-    lines_of,
     sentence,
+    shown,
     source_of,
+    words_of,
 )
-from paceline.view.tables import before_and_after, checkpoint_line
+from paceline.view.tables import before_and_after, checkpoint_line, evaluated
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
     from paceline.results.row import Row
     from paceline.view.page import Block, Line
@@ -61,13 +60,6 @@ def training_page(
     sections = [_held_out(points, known)] if points else []
     facts: list[Fact] = []
     spent = f"{len(steps):,} steps, 0 s"
-    if points:
-        (_, first), (_, last) = points[0], points[-1]
-        both = [name for name in known if name in last and name in first]
-        facts += [
-            Fact(words_of(name), f"{last[name]:.3f}", f"{first[name]:.3f} before")
-            for name in both[:4]
-        ]
     if steps:
         sections.append(_loss(steps))
         duration = _duration(steps[-1]["elapsed_s"])
@@ -95,13 +87,8 @@ def _change(points: Sequence[tuple[int, Figures]], known: Sequence[str], spent: 
         return f"Trained for {spent}."
     before, after = first[name], last[name]
     changed = "rose" if after > before else "fell" if after < before else "stayed"
-    texts = [interval_text(_interval(figures, name), ".3f") for figures in (first, last)]
+    texts = [shown(evaluated(figures, name), ".3f") for figures in (first, last)]
     return f"On held-out text, {words_of(name)} {changed} from {texts[0]} to {texts[1]} in {spent}."
-
-
-def _interval(figures: Figures, name: str) -> Interval:
-    ends = (figures.get(f"{name}_{end}", math.nan) for end in ("low", "high"))
-    return Interval(figures[name], *ends)
 
 
 def _duration(seconds: float) -> str:
@@ -112,15 +99,15 @@ def _duration(seconds: float) -> str:
 
 def _held_out(points: Sequence[tuple[int, Figures]], known: Sequence[str]) -> Section:
     rows: list[Line] = [
-        {"figure": words_of(name), "step": step, "value": _interval(figures, name)}
+        {"figure": words_of(name), "step": step, "value": evaluated(figures, name)}
         for name in known
         for step, figures in points
         if name in figures
     ]
-    panels = [
-        Panel(charts.curves(own, "step", Axis("value", words), "figure"), sentence(words)[:-1])
+    panels = {
+        sentence(words)[:-1]: charts.curves(own, "step", Axis("value", words), "figure")
         for words, own in grouped(rows, lambda row: row["figure"]).items()
-    ]
+    }
     text = (
         "Before training, at each evaluation, and of the saved model. Bands are 95% intervals over "
         "texts, where they are recorded."
@@ -139,34 +126,17 @@ def _loss(steps: Sequence[Mapping[str, Any]]) -> Section:
         row: Line = {"curve": "loss", "step": part[-1]["step"], "seconds": part[-1]["elapsed_s"]}
         losses = [one["loss"] for one in part]
         row["loss"] = losses[0] if size == 1 else _range(losses)
-        row |= {"gradient norm": _mean(part, "gradient_norm")}
-        row |= {"learning rate": part[-1].get("learning_rate")}
-        rows.append(row | {"tokens per s": _mean(part, "tokens_per_s")})
-
+        rows.append(row)
     each = f" Each point is the mean of {size} steps, the band their range." if size > 1 else ""
     text = f"Training loss per token, on text that changes from step to step.{each}"
-    over = {"Over steps": "step", "Over time": "seconds"}
-    rate = Axis("tokens per s", "tokens per second", "~s")
-    more = {"Gradient norm": "gradient norm", "Tokens per second": rate}
-    small = {"group": "curve", "size": 24}
-    title, means = "Gradient norm and throughput", "Means of the same steps."
-    blocks = [
-        plotted(
-            "Loss over training", text, rows, charts.curves, over, Axis("loss", "loss"), **small
-        ),
-        plotted(title, means, rows, charts.curves, "step", more, **small),
-    ]
-    return Section("Loss", blocks)
+    axes = "step", Axis("loss", "loss")
+    chart = plotted("Loss over training", text, rows, charts.curves, *axes, group="curve")
+    return Section("Loss", [chart])
 
 
 def _range(losses: Sequence[float]) -> Interval:
     """Their mean, from the least to the largest."""
     return Interval(sum(losses) / len(losses), min(losses), max(losses))
-
-
-def _mean(part: Sequence[Mapping[str, Any]], name: str) -> float | None:
-    values = [row[name] for row in part if row.get(name) is not None]
-    return sum(values) / len(values) if values else None
 
 
 def trajectory_page(rows: Sequence[Row], manifest: Mapping[str, Any] | None) -> Page:
@@ -208,7 +178,11 @@ def _case(where: str, rows: Sequence[Row]) -> Section:
             and (row.source.fingerprints["draft"] in begun if own else row.source.run == place)
         ]
         run = draft_name((own or starts)[0])
-        lines += [_line(run, row) | checkpoint_line(row, rows) for row in (*starts, *own)]
+        lines += [
+            {"run": run, "draft": row.setting["label"], "step": row.setting.get("step", 0)}
+            | checkpoint_line(row, rows)
+            for row in (*starts, *own)
+        ]
     first = [line for line in lines if line["gamma"] == lines[0]["gamma"]]
     last = {(line["run"], line["gamma"]): line for line in lines}
     ends = [line for line in lines if line["gain"] is not None and line in last.values()]
@@ -218,51 +192,13 @@ def _case(where: str, rows: Sequence[Row]) -> Section:
     )
     title = f"Tokens per target call over training: {where}"
     tau, by_run = ("step", "block_efficiency"), {"group": "run", "labels": ["draft"]}
-    blocks = [plotted(title, text, lines, charts.curves, *tau, by="gamma", **by_run)]
+    blocks: list[Block] = [plotted(title, text, lines, charts.curves, *tau, by="gamma", **by_run)]
     if "score" in rows[0].sums:
         title = f"Quality over training: {where}"
         text = "Of the answers that each draft writes by itself, without the target."
         blocks.append(plotted(title, text, first, charts.curves, "step", "quality", **by_run))
     if ends:
-        title = f"Gain over the initial draft: {where}"
-        text = "Of the last draft of each run, on the same texts. Right of 1 the draft is better."
-        blocks.append(plotted(title, text, ends, charts.intervals, "run", "gain", by="gamma"))
+        text = "Of the last draft of each run, on the same texts. Above 1 the draft is better."
+        gains = [{name: line[name] for name in ("run", "gamma", "gain")} for line in ends]
+        blocks.append(Table(f"Gain over the initial draft: {where}", gains, text=text))
     return Section(where, blocks)
-
-
-def _line(run: str, row: Row) -> Line:
-    names: Line = {"run": run, "draft": row.setting["label"], "step": row.setting.get("step", 0)}
-    return names | {"seconds": row.totals["elapsed_s"]}
-
-
-def draw_trajectories(rows: Sequence[Row], path: Path) -> None:
-    """Write an image of tau over steps and over seconds, a column per gamma.
-
-    Successive runs are concatenated along the axis. Raises StorageError.
-    """
-    lines: list[Line] = []
-    for own in grouped(rows, lambda row: (case_of(row), row.setting["gamma"])).values():
-        places = zip(own, along(own, "step"), along(own, "elapsed_s"), strict=True)
-        named = [{"line": case_of(row), "step": step, "seconds": s} for row, step, s in places]
-        figures = lines_of(own, ("gamma",), ("block_efficiency",))
-        lines += [name | line for name, line in zip(named, figures, strict=True)]
-    over = [
-        plotted("", "", lines, charts.curves, x, "block_efficiency", group="line", by="gamma")
-        for x in ("step", "seconds")
-    ]
-    panels = [panel for one in over for panel in one.panels]
-    charts.save(panels, path, columns=len(panels) // 2)
-
-
-def along(rows: Sequence[Row], figure: Literal["step", "elapsed_s"]) -> list[float]:
-    """The position of each draft on an axis, with runs concatenated."""
-    positions: list[float] = []
-    before = last = 0.0
-    for index, row in enumerate(rows):
-        if index and row.source.run != rows[index - 1].source.run:
-            before = last
-        last = before + float(
-            row.setting.get("step", 0) if figure == "step" else row.totals[figure]
-        )
-        positions.append(last)
-    return positions

@@ -4,41 +4,18 @@ import io
 import logging
 import sys
 import warnings
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from rich.table import Table
 
 from paceline.cli import console
 from paceline.cli.streaming import read_prompt
-
-
-def test_a_file_gets_a_line_at_once_and_then_now_and_then(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    clock = iter([0.0, 0.0, 1.0, 31.0, 31.0])
-    monkeypatch.setattr(console.time, "monotonic", lambda: next(clock))
-    with console.progress_bars() as progress:
-        progress("training", 30, 100, "loss 3")
-        progress("training", 40, 100)
-        progress("training", 60, 100)
-    assert capsys.readouterr().err.splitlines() == ["training 30% loss 3", "training 60%"]
-
-
-def test_a_warning_is_one_line_without_source(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
-    console.show_warnings_in_one_line()
-    warnings.showwarning("4 prompts [of 9] lose their beginning", UserWarning, "a.py", 3)
-    seen = capsys.readouterr().err
-    assert seen == "paceline: warning: 4 prompts [of 9] lose their beginning\n"
-
-
-def test_names_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]):
-    console.stdout.print("runs/[v2]/draft, [/v2] and :smile:")
-    assert capsys.readouterr().out == "runs/[v2]/draft, [/v2] and :smile:\n"
-
+from paceline.cli.tables import printed
+from paceline.view.tables import trajectory_tables
+from support.reports import trajectory_row
 
 HOSTILE = "a\x1b]0;title\x1b[31m\x9b2J\x7f\u202eb[red]c[/red]\td"
 SHOWN = r"a\x1b]0;title\x1b[31m\x9b2J\x7f\u202eb[red]c[/red]"
@@ -69,6 +46,9 @@ def test_errors_warnings_and_logs_are_always_escaped(
 ):
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
     console.show_warnings_in_one_line()
+    warnings.showwarning("4 prompts [of 9] lose their beginning", UserWarning, "a.py", 3)
+    line = "paceline: warning: 4 prompts [of 9] lose their beginning\n"
+    assert capsys.readouterr().err == line
     console.say(HOSTILE + "\nsecond")
     warnings.showwarning(HOSTILE + "\nsecond", UserWarning, "a.py", 3)
     console.stderr.print(HOSTILE)
@@ -106,15 +86,48 @@ def test_colours_are_forced_into_a_file_by_the_environment(
     assert shown == ["text\n", "\x1b[31mtext\x1b[0m\n", "text\n"]
 
 
-def test_a_dash_is_standard_input(monkeypatch: pytest.MonkeyPatch):
+def test_a_prompt_file_is_the_prompt_without_its_last_line_break(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"Once upon")))
     assert read_prompt(None, Path("-")) == "Once upon"
-
-
-def test_a_prompt_file_is_the_prompt_without_its_last_line_break(tmp_path: Path):
     path = tmp_path / "prompt.txt"
     path.write_bytes(b"\xef\xbb\xbfA b\r\nc\r\n")
     assert read_prompt(None, path) == "A b\nc"
     path.write_bytes(b"A\n\n")
     assert read_prompt(None, path) == "A\n"
     assert read_prompt("A\n", None) == "A\n"
+
+
+def test_a_trajectory_is_a_table_a_task_and_sampling():
+    rows = [
+        trajectory_row("runs/pretrain", label, 100 * number, gamma, task=task, **sampling)
+        for number, label in enumerate(("start", "step 16384", "end"))
+        for task in ("documentation", "questions")
+        for sampling in ({}, {"temperature": 0.6, "top_p": 0.9})
+        for gamma in (3, 5)
+    ]
+    seen = StringIO()
+    Console(file=seen, width=80).print(printed(*trajectory_tables(rows)))
+    lines = seen.getvalue().splitlines()
+    assert "…" not in seen.getvalue()
+    assert max(map(len, lines)) <= 80
+    titles = [line for line in lines if line.startswith(("documentation", "questions"))]
+    assert len(titles) == len(set(titles)) == 4
+    assert sum(line.startswith("pretrain") for line in lines) == len(rows) / 2 / 3 * 2
+    assert sum(line.startswith("initial draft") for line in lines) == len(rows) / 2 / 3
+    # 8 texts with a tau of 1.8 each; MBSU = 1.8 / (0.2 * 3 + 1)
+    first, second, _, end = (line.split() for line in lines[3:7])
+    assert first[2:] == ["0.500", "3", "1.80", "(1.80-1.80)", "-", "1.12"]
+    assert second == ["5", "1.80", "(1.80-1.80)", "-", "0.90"]
+    assert end == ["5", "1.80", "(1.80-1.80)", "1.00", "(1.00-1.00)", "0.90"]
+
+
+def test_runs_of_one_name_are_told_apart_and_scored_answers_have_a_column():
+    names, scores = ("gkd/seed-0", "seq_kd/seed-0"), {"score": (0.25, 0.5) * 4}
+    rows = [trajectory_row(f"runs/{name}", "start", 0, 7) for name in names]
+    rows += [trajectory_row(f"runs/{name}", "end", 9, 7, draft=name) for name in names]
+    rows = [row.model_copy(update={"sums": row.sums | scores}) for row in rows]
+    (table,) = trajectory_tables(rows)
+    assert [line["draft"] for line in table.rows[2:]] == ["gkd/seed-0 end", "seq kd/seed-0 end"]
+    assert {line["quality"].value for line in table.rows} == {0.375}  # pyright: ignore

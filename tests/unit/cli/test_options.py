@@ -1,6 +1,8 @@
 """What the file says, what an option says, and which of them holds."""
 
+import itertools
 import os
+import shlex
 import subprocess
 import sys
 from operator import attrgetter
@@ -11,48 +13,12 @@ import pytest
 import typer.main
 from typer.testing import CliRunner
 
-from paceline.bench.tune import TuneConfig
 from paceline.cli.main import SCHEMAS, app, schema_of
-from paceline.cli.options import Variant, build, make_settings, numbers, settings_of
+from paceline.cli.options import build, make_settings, settings_of
+from paceline.config import apply_override
 from paceline.core.rules import Lossless, Opt, Rule
 from paceline.decode.strategies import DecodingConfig, Speculative
-
-FILE = """
-target: a
-draft: b
-output: out
-task: {task: arithmetic, min_terms: 4}
-quality_floor: 0.98
-"""
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    path = tmp_path / "tune.yaml"
-    path.write_text(FILE, encoding="utf-8")
-    return path
-
-
-def made(file: Path, **chosen: Any) -> TuneConfig:
-    bounds = ("quality_floor", "absolute_quality", "max_latency")
-    return build(TuneConfig, file, None, one_of=bounds, chosen=chosen)
-
-
-def test_an_option_of_several_takes_the_place_of_the_file_s(file: Path):
-    assert made(file).quality_floor == 0.98
-    found = made(file, max_latency=0.8)
-    assert (found.quality_floor, found.max_latency) == (None, 0.8)
-    assert made(file, quality_floor=0.9).quality_floor == 0.9
-
-
-def test_another_choice_takes_the_place_of_the_file_s_and_the_same_keeps_it(file: Path):
-    same = made(file, task=Variant("task", "arithmetic")).task
-    assert same == made(file).task
-    assert made(file, task=Variant("task", "docstrings")).task.task == "docstrings"
-    file.write_text(FILE.replace("{task: arithmetic, min_terms: 4}", "arithmetic"))
-    assert made(file, task=Variant("task", "docstrings")).task.task == "docstrings"
-    assert made(file, task=Variant("task", "arithmetic")).task.task == "arithmetic"
-
+from paceline.tasks import build_task
 
 COMMANDS = typer.main.get_command(app).commands  # pyright: ignore
 
@@ -78,6 +44,7 @@ def test_every_plain_field_of_a_schema_is_an_option_of_its_command(kind: str):
     [
         (("--gammas", "1,2"), "gammas", (1, 2)),
         (("--gammas", "[3]"), "gammas", (3,)),
+        (("--gammas", "1e1"), "gammas", (10,)),
         (("--top-p", "0.9"), "sampling.top_p", 0.9),
         (("--draft-temperature", "0"), "draft_sampling.temperature", 0),
         (("--prompts", "a: b.txt"), "prompts.path", "a: b.txt"),
@@ -91,23 +58,17 @@ def test_an_option_sets_its_key(
 ):
     built: list[Any] = []
     monkeypatch.setattr("paceline.measure.MeasureConfig.check", lambda self, _: built.append(self))
-    monkeypatch.setattr("paceline.cli.command.end_dry_run", lambda *_, **__: sys.exit(0))
     given = ("measure", "--target", "t", "--draft", "d", "--prompts", "p", "--dry-run", *words)
     assert CliRunner().invoke(app, given).exit_code == 0
     assert attrgetter(key)(built[0]) == value
 
 
 @pytest.mark.parametrize(
-    ("words", "rule"),
-    [
-        (("--rule", "lossless"), Lossless()),
-        (("--rule", "{rule: opt, alpha: 0.2}"), Opt(0.2)),
-    ],
-    ids=str,
+    ("word", "rule"), [("lossless", Lossless()), ("{rule: opt, alpha: 0.2}", Opt(0.2))], ids=str
 )
-def test_a_variant_is_named_or_written_as_yaml(words: tuple[str, ...], rule: Rule):
+def test_a_variant_is_named_or_written_as_yaml(word: str, rule: Rule):
     (setting,) = [s for s in make_settings(DecodingConfig) if s.names == ["--rule"]]
-    built = build(DecodingConfig, None, None, chosen={setting.key: setting.value(words[1])})
+    built = build(DecodingConfig, None, None, chosen={setting.key: setting.value(word)})
     assert isinstance(built.strategy, Speculative)
     assert built.strategy.rule == rule
 
@@ -145,11 +106,21 @@ def test_help_and_completion_of_a_command_load_pytorch_once(
     assert cached.read_text() == kept
 
 
-def test_numbers_may_be_powers_of_ten():
-    assert numbers("--alphas", "1e-2,0.1") == [0.01, 0.1]
-
-
 @pytest.mark.parametrize("kind", SCHEMAS)
 def test_every_path_of_a_configuration_may_be_at_home(kind: str):
     fields = schema_of(kind).model_fields
     assert not [n for n, one in fields.items() if one.annotation is Path and not one.metadata]
+
+
+def test_a_task_of_the_guide_can_be_made():
+    """surface/test_site.py builds the configurations of the other commands."""
+    text = (Path(__file__).parents[3] / "docs/guides/tasks.md").read_text().replace("\\\n", " ")
+    lines = [line for block in text.split("```")[1::2] for line in block.splitlines()]
+    made = [shlex.split(line) for line in lines if line.startswith("paceline task ")]
+    assert made
+    for words in made:
+        values: dict[str, Any] = {"task": words[2]}
+        for name, value in itertools.pairwise(words):
+            if name == "--set":
+                apply_override(values, value)
+        assert build_task(values).task == words[2]

@@ -1,4 +1,4 @@
-"""Intervals for ratios of sums: their coverage, and what they do with very little."""
+"""Intervals for ratios of sums; their coverage: `statistical/test_intervals.py`."""
 
 import math
 
@@ -22,54 +22,24 @@ def generator(seed: int = 0) -> torch.Generator:
 
 
 def simulated_units(rng: torch.Generator, count: int) -> tuple[Tensor, Tensor]:
-    """Texts of 10 to 109 tokens; longer ones are accepted more. True ratio: see below."""
+    """Texts of 10 to 109 tokens; longer ones are accepted more."""
     lengths = torch.randint(10, 110, (count,), generator=rng).double()
     rates = 0.3 + 0.4 * lengths / 110 + 0.2 * (torch.rand(count, generator=rng).double() - 0.5)
     return rates * lengths, lengths
 
 
-def true_ratio() -> float:
-    lengths = range(10, 110)
-    return sum((0.3 + 0.4 * n / 110) * n for n in lengths) / sum(lengths)
-
-
-@pytest.mark.parametrize(("confidence", "low", "high"), [(0.95, 0.90, 0.99), (0.5, 0.40, 0.60)])
-def test_the_interval_holds_the_truth_about_as_often_as_it_says(
-    confidence: float, low: float, high: float
-):
-    """400 samples of 60 units, fixed seed.
-
-    Coverage is binomial with a standard deviation of 1.1 (2.5) points; the bounds are 4 deviations
-    away, odds of a false alarm about 1 in 10,000 for a new seed. Few and skewed units:
-    `statistical/test_intervals.py`.
-    """
-    rng = generator(1)
-    covered = 0
-    for _ in range(400):
-        tops, bottoms = simulated_units(rng, 60)
-        interval = ratio_interval((tops, bottoms), confidence=confidence)
-        covered += interval.low <= true_ratio() <= interval.high
-    assert low <= covered / 400 <= high
-
-
 def test_the_value_is_the_ratio_of_sums_and_not_the_mean_of_ratios():
     interval = ratio_interval((torch.tensor([1.0, 80.0]), torch.tensor([10.0, 100.0])))
     assert interval.value == pytest.approx(81 / 110)
-
-
-def test_a_ratio_of_ratios_is_taken_over_the_same_units():
-    # every unit is twice as slow a token in the second way, however long and slow it is itself
-    seconds, tokens = torch.tensor([1.0, 9.0, 2.0]), torch.tensor([10, 30, 2])
-    interval = ratio_interval((2 * seconds, tokens), (tokens, seconds))
-    assert interval == pytest.approx((2, 2, 2))
-
-
-def test_a_ratio_of_ratios_divides_sums():
     interval = ratio_interval(
         (torch.tensor([1.0, 5.0]), torch.tensor([2, 2])),
         (torch.tensor([4, 12]), torch.tensor([1.0, 1.0])),
     )
     assert interval.value == pytest.approx((6 / 4) / (2 / 16))
+    # every unit is twice as slow a token in the second way, however long and slow it is itself
+    seconds, tokens = torch.tensor([1.0, 9.0, 2.0]), torch.tensor([10, 30, 2])
+    interval = ratio_interval((2 * seconds, tokens), (tokens, seconds))
+    assert interval == pytest.approx((2, 2, 2))
 
 
 def test_of_few_units_the_bounds_are_students_with_the_linearised_error():
@@ -143,25 +113,13 @@ def test_no_bound_lies_beyond_what_the_ratio_can_be():
     assert cut == (free.value, free.low, 1.0)
 
 
-def test_more_units_make_a_narrower_interval():
-    widths = []
-    for count in (20, 2000):
-        tops, bottoms = simulated_units(generator(2), count)
-        interval = ratio_interval((tops, bottoms))
-        widths.append(interval.high - interval.low)
-    assert widths[1] == pytest.approx(widths[0] / 10, rel=0.5)
-
-
-def test_units_without_spread_make_a_point():
+def test_units_without_spread_make_a_point_and_one_unit_tells_nothing_of_the_spread():
     interval = ratio_interval((torch.full((9,), 3), torch.full((9,), 4)))
     assert interval == (0.75, 0.75, 0.75)
-
-
-def test_one_unit_tells_nothing_of_the_spread():
-    interval = ratio_interval((torch.tensor([3.0]), torch.tensor([4.0])))
-    assert interval == (0.75, 0.0, math.inf)
-    share = ratio_interval((torch.tensor([3.0]), torch.tensor([4.0])), most=1.0)
-    assert share == (0.75, 0.0, 1.0)
+    assert ratio_interval((torch.zeros(9), torch.ones(9))) == (0, 0, 0)
+    one = torch.tensor([3.0]), torch.tensor([4.0])
+    assert ratio_interval(one) == (0.75, 0.0, math.inf)
+    assert ratio_interval(one, most=1.0) == (0.75, 0.0, 1.0)
 
 
 def test_units_that_are_all_zero_are_no_units():
@@ -171,10 +129,6 @@ def test_units_that_are_all_zero_are_no_units():
     empty = torch.zeros(5, dtype=torch.float64)
     padded = torch.cat([tops, empty]), torch.cat([bottoms, empty])
     assert ratio_interval(padded) == ratio_interval((tops, bottoms))
-
-
-def test_a_ratio_of_zero_in_many_units_is_a_point():
-    assert ratio_interval((torch.zeros(9), torch.ones(9))) == (0, 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -187,10 +141,9 @@ def test_a_ratio_of_zero_in_many_units_is_a_point():
         (torch.tensor([2.0, -1.0]), torch.ones(2), "numbers of 0 or more"),
     ],
 )
-def test_nothing_to_divide_is_an_error_of_one_line(tops: Tensor, bottoms: Tensor, said: str):
-    with pytest.raises(ValueError, match=said) as caught:
+def test_nothing_to_divide_is_an_error(tops: Tensor, bottoms: Tensor, said: str):
+    with pytest.raises(ValueError, match=said):
         ratio_interval((tops, bottoms))
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(("events", "value"), [(0.0, 0.0), (10.0, 1.0)])

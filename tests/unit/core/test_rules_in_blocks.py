@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.core.backend import using
 from paceline.core.block import Drafted, Uniforms, Verified, verify, verify_greedy
 from paceline.core.rule_base import Position, with_bonus
 from paceline.core.rules import (
@@ -27,7 +26,7 @@ from paceline.core.rules import (
 from paceline.core.sampling import UNTEMPERED, SamplingParams, sample, to_probs
 from paceline.native.kernels import NativeBackend
 from support import exact
-from support.rules import PYTORCH, stating
+from support.rules import PYTORCH, stating, using
 
 
 @pytest.fixture(autouse=True, params=[NativeBackend(), PYTORCH], ids=["native", "torch"])
@@ -157,16 +156,16 @@ def vectors_of_an_aim(name: str, alpha: float) -> tuple[list[float], list[float]
 
 def check_vectors(rule: Rule, bonus: list[float], accept: list[float], recover: list[float]):
     close = pytest.approx
-    assert shares(on_a_grid(rule, None, None).next_tokens_B) == close(bonus, abs=1 / COUNT)
+    assert shares(on_a_grid(rule, None, None).next_tokens) == close(bonus, abs=1 / COUNT)
     for token, mass in enumerate(TABLES["q"]):
         if mass == 0:
             continue
-        kept_B = on_a_grid(rule, token, None).num_accepted_B
+        kept_B = on_a_grid(rule, token, None).num_accepted
         assert float(kept_B.double().mean()) == close(accept[token], abs=1 / COUNT)
         if accept[token] < 1:
             block = on_a_grid(rule, token, 1 - 1e-9)
-            assert not block.num_accepted_B.any()
-            assert shares(block.next_tokens_B) == close(recover, abs=1 / COUNT)
+            assert not block.num_accepted.any()
+            assert shares(block.next_tokens) == close(recover, abs=1 / COUNT)
 
 
 @pytest.mark.parametrize(("rule", "name", "alpha"), AIMED, ids=[str(rule) for rule, *_ in AIMED])
@@ -234,7 +233,7 @@ def test_tokens_at_the_threshold_or_with_the_same_mass_are_kept():
         raw.expand(size, 2, -1).contiguous(),
     )
     for rule, wanted in rules.items():
-        assert verified(rule, case).num_accepted_B.tolist() == wanted, rule
+        assert verified(rule, case).num_accepted.tolist() == wanted, rule
 
 
 @pytest.mark.parametrize(
@@ -273,7 +272,7 @@ def rejects(rule: Rule, raw_mass: float) -> bool:
     raw = torch.tensor([[[1 - raw_mass, raw_mass], [0.5, 0.5]]])
     half = torch.tensor([[0.5]])
     case = Case(torch.tensor([[1]]), torch.tensor([1]), one, 1 - one, half, half[0], raw, one)
-    return verified(rule, case).num_accepted_B.item() == 0
+    return verified(rule, case).num_accepted.item() == 0
 
 
 @pytest.mark.parametrize("gamma", [0, 1, 4])
@@ -325,7 +324,7 @@ def test_equal_distributions_are_kept_whole_whatever_the_uniforms():
         num_drafted_B=torch.full((50,), 4),
         accept_BG=torch.full((50, 4), 1 - 2**-53, dtype=torch.float64),
     )
-    assert (verified(Lossless(), same).num_accepted_B == 4).all()
+    assert (verified(Lossless(), same).num_accepted == 4).all()
 
 
 class RecoversFromConfidences(Rule):
@@ -358,5 +357,5 @@ def test_a_residual_that_uses_confidences_is_given_the_untempered_distributions_
         ),
         target_raw,
     )
-    assert verdict.num_accepted_B.tolist() == [1] * rows
-    assert verdict.next_tokens_B.bincount().tolist() == [100, 200, 700]
+    assert verdict.num_accepted.tolist() == [1] * rows
+    assert verdict.next_tokens.bincount().tolist() == [100, 200, 700]

@@ -34,7 +34,7 @@ def test_acceptance_is_above_the_bound_of_theorem_4_1_and_of_lemma_a3():
         logits, change = drawn.normal(0, 2, (2, 4, 4))
         p, q = softmax(logits), softmax(logits + drawn.uniform(0, 0.5) * change)
         target, draft = torch.tensor(p), torch.tensor(q)
-        accepted_V = (draft * Lossless().accept_probs(target, draft)).sum(-1).numpy()
+        accepted_V = (draft * Lossless().accept_at(Position.of(target, draft))).sum(-1).numpy()
         alpha = at_positions(p, accepted_V).mean()
         errors_T = at_positions(q, total_variation(target, draft).numpy())
         tight = 1 - ((1 + 2 * np.arange(LENGTH)[::-1]) * errors_T).sum() / LENGTH

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from paceline.core.divergences import tvd
 from paceline.core.tvd_plus_plus import Estimator, RewardMoments, reward_moments, tvd_plus_plus
-from paceline.train.objectives import ForwardKL, Policies, TVDPlusPlus, uniforms_of_terms
+from paceline.train.objectives import ForwardKL, Policy, TVDPlusPlus, policies_of, uniforms_of_terms
 
 ESTIMATORS: tuple[Estimator, ...] = ("exact", "sampled", "uniform")
 
@@ -46,9 +46,7 @@ def slope(
 
 def slope_of_tvd(target: Tensor, logits: Tensor) -> Tensor:
     logits = logits.clone().requires_grad_()
-    tvd(target, logits.log_softmax(-1)).sum().backward()
-    assert logits.grad is not None
-    return logits.grad
+    return torch.autograd.grad(tvd(target, logits.log_softmax(-1)).sum(), logits)[0]
 
 
 def test_three_tokens_by_hand():
@@ -111,9 +109,7 @@ def mean_of_draws(target: Tensor, logits: Tensor, drawn_from: Tensor) -> Tensor:
     """The sampled slope where tokens are drawn as in training, 4,000 of each position."""
     term = TVDPlusPlus(estimator="sampled", num_samples=4000)
     rows = [(torch.Generator().manual_seed(0), len(logits))]
-    policies = Policies([term], uniforms_of_terms([term], rows), alone)
-    policies.look_at([(target, drawn_from)])
-    (policy,) = policies.of(slice(None))
+    (policy,) = policies_of([term], uniforms_of_terms([term], rows), [(target, drawn_from)], alone)
     assert policy is not None
     return slope(target, logits, "sampled", policy.drawn_CK, policy.moments)
 
@@ -136,15 +132,13 @@ def test_a_batch_in_parts_has_the_moments_of_the_whole(estimator: Estimator):
 
     uniforms = uniforms_of_terms([term], [(torch.Generator().manual_seed(1), 6)])
 
-    def policies(*parts: slice) -> Policies:
-        made = Policies([term], uniforms, alone)
-        made.look_at((target[part], logs[part]) for part in parts)
-        return made
+    def policy(*parts: slice) -> Policy:
+        chunks = [(target[part], logs[part]) for part in parts]
+        (found,) = policies_of([term], uniforms, chunks, alone)
+        assert found is not None
+        return found
 
-    (whole,) = policies(slice(None)).of(slice(2, 5))
-    (cut,) = policies(slice(0, 4), slice(4, 6)).of(slice(2, 5))
-    assert whole is not None
-    assert cut is not None
+    whole, cut = policy(slice(None)), policy(slice(0, 4), slice(4, 6))
     torch.testing.assert_close(cut.moments, whole.moments)
     if estimator == "sampled":
         assert whole.drawn_CK is not None
@@ -157,9 +151,8 @@ def test_moments_are_those_of_all_processes():
     logs = logits.log_softmax(-1)
     term = TVDPlusPlus(estimator="exact")
     elsewhere = reward_moments(target[4:], logs[4:], "exact")
-    policies = Policies([term], [None], lambda mine: mine + torch.stack(elsewhere))
-    policies.look_at([(target[:4], logs[:4])])
-    (policy,) = policies.of(slice(None))
+    seen = [(target[:4], logs[:4])]
+    (policy,) = policies_of([term], [None], seen, lambda mine: mine + torch.stack(elsewhere))
     assert policy is not None
     torch.testing.assert_close(policy.moments, reward_moments(target, logs, "exact"))
 

@@ -2,12 +2,14 @@
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from paceline.data.examples import Example, Lengths, build_examples, record_examples
+from paceline.data.collate import TokenRow
+from paceline.data.examples import Lengths, build_examples, record_examples
 from paceline.data.prompts import CorpusConfig, Record, read_records
 from paceline.data.tokens import AnswerEnd, encode_prompts
 from paceline.errors import PromptError
@@ -31,7 +33,7 @@ def read(path: Path, row: dict[str, Any]) -> Record:
     return record
 
 
-def build(record: Record, tokenizer: Any, stops: str = "") -> list[Example]:
+def build(record: Record, tokenizer: Any, stops: str = "") -> list[TokenRow]:
     return build_examples(
         [record],
         tokenizer,
@@ -40,9 +42,8 @@ def build(record: Record, tokenizer: Any, stops: str = "") -> list[Example]:
     )
 
 
-def marked(example: Example, tokenizer: Any) -> str:
+def marked(example: TokenRow, tokenizer: Any) -> str:
     """The text of an example with marks around what is trained."""
-    assert example.trained_from is not None
     parts = (
         list(example.tokens[: example.trained_from]),
         list(example.tokens[example.trained_from :]),
@@ -66,6 +67,13 @@ def test_every_answer_is_trained_behind_its_prompt_up_to_the_end_of_the_turn(
     row = {"messages": family.messages, "chat_template_kwargs": dict(family.arguments)}
     examples = build(read(tmp_path / "a.jsonl", row), tokenizer, family.stops)
     assert [marked(example, tokenizer) for example in examples] == turns_of(family.talk)
+    for index, example in zip((2, 4), examples, strict=True):
+        before, until = (family.messages[:count] for count in (index, index + 1))
+        made = partial(tokenizer.apply_chat_template, return_dict=False, **family.arguments)
+        prompt, whole = made(before, add_generation_prompt=True), made(until)
+        assert example.prompt == prompt
+        if whole[: len(prompt)] == prompt:
+            assert list(example.tokens) == whole[: len(example.tokens)]
 
 
 @pytest.mark.parametrize("family", CHAT_FAMILIES, ids=CHAT_FAMILY_NAMES)
@@ -80,26 +88,6 @@ def test_the_end_of_an_answer_is_that_of_the_family_s_chats(family: Family):
     assert end.behind(prompt) == whole[-1]
     plain = tokenizer("hi", add_special_tokens=False)["input_ids"]
     assert end.behind(plain) == tokenizer.convert_tokens_to_ids(family.special.split()[1])
-
-
-@pytest.mark.parametrize("family", CHAT_FAMILIES, ids=CHAT_FAMILY_NAMES)
-def test_prompts_are_what_transformers_makes_of_the_messages_before(tmp_path: Path, family: Family):
-    tokenizer = tokenizer_of(family)
-    row = {"messages": family.messages, "chat_template_kwargs": dict(family.arguments)}
-    examples = build(read(tmp_path / "a.jsonl", row), tokenizer, family.stops)
-    for index, example in zip((2, 4), examples, strict=True):
-        prompt = tokenizer.apply_chat_template(
-            family.messages[:index],
-            add_generation_prompt=True,
-            return_dict=False,
-            **family.arguments,
-        )
-        assert example.prompt == prompt
-        whole = tokenizer.apply_chat_template(
-            family.messages[: index + 1], return_dict=False, **family.arguments
-        )
-        if whole[: len(prompt)] == prompt:
-            assert list(example.tokens) == whole[: len(example.tokens)]
 
 
 @pytest.mark.parametrize("family", [f for f in CHAT_FAMILIES if f.weather], ids=lambda f: f.name)
@@ -170,7 +158,6 @@ def test_an_answer_goes_on_where_its_prompt_ends_whatever_opens_the_thoughts(
 
 
 @pytest.mark.parametrize("extra", [{}, {"reasoning_content": "abc"}])
-@pytest.mark.filterwarnings("ignore:the chat template does not read")
 def test_an_answer_without_the_thoughts_that_its_prompt_opens_is_refused(
     tmp_path: Path, extra: dict[str, str]
 ):
@@ -212,37 +199,6 @@ def test_without_a_stop_token_of_the_model_the_template_or_the_end_of_text_ends_
     row = {"messages": [USER, {"role": "assistant", "content": "yo"}]}
     (example,) = build(read(tmp_path / "a.jsonl", row), tokenizer, stops)
     assert marked(example, tokenizer).partition("«")[2].endswith(expected + "»")
-
-
-GENERATION = (
-    "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\n' }}{%- if m.role == 'assistant' %}"
-    "{%- generation %}{{- m.content + END }}{%- endgeneration %}{{- REST }}{%- else %}"
-    "{{- m.content + '<|im_end|>\n' }}{%- endif %}{%- endfor %}"
-)
-
-
-@pytest.mark.parametrize("header", [False, True])
-def test_a_template_with_generation_trains_what_it_encloses_and_the_end_of_the_turn(
-    tmp_path: Path, header: bool
-):
-    """The mask of transformers is the oracle, where it has the end of the turn."""
-    messages = [USER, {"role": "assistant", "content": "yo"}] * 2
-    record = read(tmp_path / "a.jsonl", {"messages": messages})
-    prompt = "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
-    for end, rest in (("'<|im_end|>'", "'\n'"), ("''", "'<|im_end|>\n'")):
-        template = GENERATION.replace("END", end).replace("REST", rest) + (prompt if header else "")
-        tokenizer = byte_tokenizer(template)
-        examples = build(record, tokenizer, "<|im_end|>")
-        assert [marked(example, tokenizer)[-15:] for example in examples] == [
-            "\n«yo<|im_end|>»"
-        ] * 2
-        if end != "''":
-            found = tokenizer.apply_chat_template(
-                messages, return_dict=True, return_assistant_tokens_mask=True
-            )
-            trained = [i for i, kept in enumerate(found["assistant_masks"]) if kept]
-            mine = [e.trained_from + i for e in examples for i in range(3)]  # y, o and the end
-            assert mine == trained
 
 
 @pytest.mark.parametrize(("family", "joined"), [("llama4", "ab"), ("gemma", "ab"), ("qwq", "a\nb")])
@@ -287,31 +243,6 @@ def test_prompt_and_completion_may_be_messages_and_a_weight_of_0_is_context(tmp_
         assert marked(example, tokenizer) == f"{BEGUN}yo<|im_end|>\n{BEGUN}«yo<|im_end|>»"
 
 
-def test_conversations_are_read_as_messages(tmp_path: Path):
-    """As ShareGPT writes them; LLaMA-Factory has a column `system`, Axolotl weights of turns."""
-    tokenizer = tokenizer_of(BY_NAME["chatml"])
-    said = [{"role": "system", "content": "s"}, USER, {"role": "assistant", "content": "yo"}]
-    whole = tokenizer.apply_chat_template(said, tokenize=False).strip()
-    wanted = whole.replace("yo<|im_end|>", "«yo<|im_end|>»")
-    first, asked, answer = (
-        {"from": sender, "value": message["content"]}
-        for sender, message in zip(("system", "human", "gpt"), said, strict=True)
-    )
-    turns = [asked, answer | {"weight": 0}, asked, answer]
-    for row in (
-        {"conversations": [first, asked, answer]},
-        {"conversations": [asked, answer], "system": "s", "id": "1"},
-        {"conversations": [{"role": "system", "content": "s"}, asked, answer]},
-    ):
-        (example,) = build(read(tmp_path / "a.jsonl", row), tokenizer)
-        assert marked(example, tokenizer) == wanted
-    (example,) = build(read(tmp_path / "a.jsonl", {"conversations": turns}), tokenizer)
-    assert marked(example, tokenizer).count("yo") == 2
-    row = {"conversations": [asked, {"from": "function_call", "value": "{}"}]}
-    with pytest.raises(PromptError, match=r"line 1 has a message from 'function_call'; wanted one"):
-        read(tmp_path / "a.jsonl", row)
-
-
 def test_a_truncated_answer_has_no_end(tmp_path: Path):
     tokenizer = tokenizer_of(BY_NAME["chatml"])
     row = {"messages": [USER, {"role": "assistant", "content": "yo"}], "stop_reason": "length"}
@@ -324,7 +255,7 @@ def test_a_last_question_is_a_prompt_without_a_completion(tmp_path: Path):
     row = {"messages": [USER, {"role": "assistant", "content": "yo"}, USER]}
     record = read(tmp_path / "a.jsonl", row)
     first, second = record_examples(record, tokenizer)
-    assert (first.trained_from, second.trained_from) == (first.prompt_length, None)
+    assert (first.trained_from, second.trained_from) == (first.prompt_length, len(second.tokens))
     assert tokenizer.decode(second.prompt) == f"{BEGUN}yo<|im_end|>\n{BEGUN}"
 
 
@@ -337,8 +268,7 @@ def test_tools_and_arguments_come_from_the_row_or_from_the_configuration(tmp_pat
     arguments = {"enable_thinking": False}
     corpus = CorpusConfig(path=str(path), tools=[TOOL], chat_template_kwargs=arguments)
     records = read_records(corpus)
-    with pytest.warns(UserWarning, match=r"does not read length \(1 chats\)"):
-        prompts = encode_prompts(records, tokenizer)
+    prompts = encode_prompts(records, tokenizer)
     for prompt, thinking in zip(prompts, (False, False, True), strict=True):
         assert prompt == tokenizer.apply_chat_template(
             [USER],
@@ -349,24 +279,17 @@ def test_tools_and_arguments_come_from_the_row_or_from_the_configuration(tmp_pat
         )
 
 
-def test_what_a_template_does_not_read_is_said_or_refused(tmp_path: Path):
+def test_calls_that_a_template_does_not_read_are_refused(tmp_path: Path):
     tokenizer = tokenizer_of(BY_NAME["gemma"])
-    row = {"messages": [USER, {"role": "assistant", "content": "yo"}], "tools": TOOLS}
-    with pytest.warns(UserWarning, match=r"the chat template does not read tools \(1 chats\)"):
-        build(read(tmp_path / "a.jsonl", row), tokenizer)
     called = {"messages": [USER, {"role": "assistant", "tool_calls": [CALL]}]}
     with pytest.raises(PromptError, match="line 1 has tool_calls, which the chat template does"):
         build(read(tmp_path / "a.jsonl", called), tokenizer)
 
 
-@pytest.mark.parametrize("opening", [PLAIN, OPENS])
-def test_calls_whose_thoughts_a_template_leaves_out_are_refused(tmp_path: Path, opening: str):
-    template = chatml(DROPPED + " + (m.tool_calls | tojson if m.tool_calls else '')", opening)
-    for thoughts in ("<think>\nabc\n</think>", "<think>\nabc\n</think>\n\nCalling."):
-        with pytest.raises(
-            PromptError, match="line 1 has an answer with tool_calls whose thoughts"
-        ):
-            answer(thoughts, template, tmp_path, tool_calls=[CALL])
+def test_calls_whose_thoughts_a_template_leaves_out_are_refused(tmp_path: Path):
+    template = chatml(DROPPED + " + (m.tool_calls | tojson if m.tool_calls else '')", OPENS)
+    with pytest.raises(PromptError, match="line 1 has an answer with tool_calls whose thoughts"):
+        answer("<think>\nabc\n</think>", template, tmp_path, tool_calls=[CALL])
 
 
 def test_calls_behind_thoughts_are_trained_where_the_template_renders_both(tmp_path: Path):

@@ -1,12 +1,10 @@
 """generate-data on tiny models: each text the target writes is written once, whatever happens."""
 
-import itertools
 import json
 import multiprocessing
 import os
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -14,49 +12,30 @@ import pytest
 from pyarrow import parquet
 
 from paceline import processes
-from paceline.config import validate
 from paceline.core.sampling import SamplingParams
-from paceline.data.answering import Answer, ShardStore
+from paceline.data.answering import ShardStore
 from paceline.data.distillation_data import generate_data, planned
 from paceline.data.examples import Lengths, build_examples
 from paceline.data.prompts import read_records
-from paceline.data.requests import GenerateDataConfig, plan_shards
+from paceline.data.requests import GenerateDataConfig
 from paceline.decode import AutoregressiveDecoder
 from paceline.environment import begin
 from paceline.errors import ConfigError, ContextLengthError, GenerationError, ModelLoadError
 from paceline.models import load_model
 from paceline.models.loading import load_tokenizer
-from paceline.records import read_jsonl
+from support.data import WORDS, answers, generation
 from support.runs import write_corpus, write_pair
-
-_WORDS = ("cat", "hat", "pan", "tin", "inn", "hen", "rain", "river", "thread", "barn", "sat")
 
 
 @pytest.fixture(scope="module")
 def folder(folder: Path) -> Path:
-    write_corpus(folder / "prompts.jsonl", [{"prompt": f"the {word}"} for word in _WORDS])
+    write_corpus(folder / "prompts.jsonl", [{"prompt": f"the {word}"} for word in WORDS])
     return folder
 
 
 def config(folder: Path, output: Path, **changes: Any) -> GenerateDataConfig:
-    values: dict[str, Any] = {
-        "target": str(folder / "target"),
-        "output": str(output),
-        "prompts": str(folder / "prompts.jsonl"),
-        "temperatures": [0, 1],
-        "num_per_prompt": 2,
-        "max_prompt_tokens": 8,
-        "max_new_tokens": 12,
-        "batch_size": 3,
-        "shard_size": 4,
-        "activations": "float32",
-        "dtype": "float32",
-    }
-    return validate(GenerateDataConfig, values | changes)
-
-
-def answers(run: Path) -> list[Answer]:
-    return ShardStore(run / "data").read()
+    exact = {"batch_size": 3, "activations": "float32", "dtype": "float32"}
+    return generation(folder, output, **exact | changes)
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +65,7 @@ def test_records_are_what_the_target_writes_with_the_seed_that_they_name(
         )
         assert answer.completion_tokens == alone.tokens
         assert answer.stop_reason == alone.stop_reason
-        assert answer.prompt == f"the {_WORDS[int(answer.id.partition('/')[0])]}"
+        assert answer.prompt == f"the {WORDS[int(answer.id.partition('/')[0])]}"
         ended = answer.stop_reason == "eos"
         kept = alone.tokens[:-1] if ended else alone.tokens
         assert answer.completion == target.tokenizer.decode(kept)
@@ -121,24 +100,15 @@ def test_tokens_are_counted_without_reading_the_hidden_states(
     assert sum(result["stop_reasons"].values()) == table.num_rows == 22
 
 
-def test_a_draft_only_changes_how_fast_it_goes(folder: Path, tmp_path: Path):
-    plain = answers(generate_data(config(folder, tmp_path / "plain", temperatures=[0])))
-    drafted = answers(
-        generate_data(
-            config(folder, tmp_path / "fast", temperatures=[0], draft=str(folder / "draft"))
-        )
-    )
-    assert [a.completion_tokens for a in drafted] == [a.completion_tokens for a in plain]
-
-
-def test_files_that_are_missing_are_made_again_and_no_others(
+def test_files_that_are_missing_or_damaged_are_made_again_and_no_others(
     folder: Path, tmp_path: Path, run: Path
 ):
     made = config(folder, tmp_path / "run")
     whole, store = answers(run), ShardStore(run / "data")
     names = sorted(store.written())
-    for name in names[1::2]:
-        (store.directory / name).unlink()
+    for name, size in zip(names[1::2], (None, 0, 100), strict=True):
+        file = store.directory / name
+        file.unlink() if size is None else file.write_bytes(file.read_bytes()[:size])
     kept = {name: (store.directory / name).stat().st_mtime_ns for name in names[::2]}
     (store.directory / ".writing.x").mkdir()
     generate_data(made, resume=True)
@@ -147,31 +117,33 @@ def test_files_that_are_missing_are_made_again_and_no_others(
     assert not list(store.directory.glob(".*"))
 
 
-def test_seconds_of_writing_are_those_of_all_starts(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_draft_only_changes_how_fast_it_goes(folder: Path, tmp_path: Path):
+    plain, drafted = (
+        answers(generate_data(config(folder, tmp_path / name, temperatures=[0], draft=draft)))
+        for name, draft in (("plain", None), ("fast", str(folder / "draft")))
+    )
+    assert [a.completion_tokens for a in drafted] == [a.completion_tokens for a in plain]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("several", [False, True])
+def test_workers_write_the_same_records_even_if_one_dies_or_all_do(
+    folder: Path, tmp_path: Path, written: Path, several: bool
 ):
-    """Two seconds a file; the first start ends after two files of six, as if by a kill."""
-    ticks = itertools.count(0, 2)
-    clock = SimpleNamespace(monotonic=lambda: next(ticks))
-    monkeypatch.setattr("paceline.data.distillation_data.time", clock)
-    made = config(folder, tmp_path / "run")
+    """All when the first file has come in: idle, or about to be given a file."""
+    killed: list[int | None] = []
 
-    def stop(_stage: str, done: float, _total: float, _note: str = "") -> None:
-        if done == 8:
-            raise KeyboardInterrupt
+    def kill(_stage: str, done: float, _total: float, _note: str = "") -> None:
+        children = multiprocessing.active_children() if done else []
+        for child in children[: 2 if several and done < 5 else int(not killed)]:
+            child.kill()
+            killed.append(child.pid)
+            if several:
+                child.join()
 
-    with pytest.raises(KeyboardInterrupt):
-        generate_data(made, progress=stop)
-    generate_data(made, resume=True)
-    rows = read_jsonl(tmp_path / "run" / "metrics.jsonl")
-    assert [row["elapsed_s"] for row in rows] == [2, 4, 6, 8, 10, 12]
-    result = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert result["elapsed_s"] == 12
-    assert result["tokens_per_s"] == round(result["num_tokens"] / 12, 1)
-    # a start that finds everything written has written nothing, and changes no figure
-    (tmp_path / "run" / "result.json").unlink()
-    generate_data(made, resume=True)
-    assert json.loads((tmp_path / "run" / "result.json").read_text()) == result
+    made = config(folder, tmp_path / "two", workers=2)
+    assert answers(generate_data(made, progress=kill)) == answers(written)
+    assert killed
 
 
 @pytest.mark.usefixtures("run")
@@ -186,41 +158,9 @@ def test_another_configuration_is_not_mixed_in(folder: Path, tmp_path: Path):
         generate_data(config(folder, tmp_path / "else"))
 
 
-@pytest.mark.slow
-def test_several_workers_write_the_same_records_even_if_one_dies(
-    folder: Path, tmp_path: Path, written: Path
-):
-    killed: list[int | None] = []
-
-    def kill_one(_stage: str, done: float, _total: float, _note: str = "") -> None:
-        children = multiprocessing.active_children()
-        if done and not killed and children:
-            killed.append(children[0].pid)
-            children[0].kill()
-
-    made = config(folder, tmp_path / "two", workers=2)
-    assert answers(generate_data(made, progress=kill_one)) == answers(written)
-    assert killed
-
-
-@pytest.mark.slow
-def test_a_worker_that_is_killed_between_two_files_costs_nothing(
-    folder: Path, tmp_path: Path, written: Path
-):
-    """Idle, or about to be given a file: all of them die when the first file has come in."""
-
-    def kill_all(_stage: str, done: float, _total: float, _note: str = "") -> None:
-        for child in multiprocessing.active_children() if 0 < done < 5 else ():
-            child.kill()
-            child.join()
-
-    made = config(folder, tmp_path / "two", workers=2)
-    assert answers(generate_data(made, progress=kill_all)) == answers(written)
-
-
 def test_other_prompts_or_another_model_at_the_same_place_are_not_mixed_in(tmp_path: Path):
     folder = write_pair(tmp_path / "pair")
-    rows = [{"prompt": f"the {word}"} for word in _WORDS]
+    rows = [{"prompt": f"the {word}"} for word in WORDS]
     write_corpus(folder / "prompts.jsonl", rows[:6])
     generate_data(config(folder, tmp_path / "run"))
     write_corpus(folder / "prompts.jsonl", rows)
@@ -235,17 +175,8 @@ def test_other_prompts_or_another_model_at_the_same_place_are_not_mixed_in(tmp_p
         generate_data(config(folder, tmp_path / "run"), resume=True)
 
 
-def test_a_file_that_is_damaged_is_made_again(folder: Path, tmp_path: Path, run: Path):
-    whole = answers(run)
-    (first, second, *_) = sorted((run / "data").glob("*.parquet"))
-    first.write_bytes(b"")
-    second.write_bytes(second.read_bytes()[:100])
-    generate_data(config(folder, tmp_path / "run"), resume=True)
-    assert answers(run) == whole
-
-
 def test_a_start_that_was_refused_has_not_begun(folder: Path, tmp_path: Path):
-    with pytest.raises(ContextLengthError):
+    with pytest.raises(ContextLengthError, match=r"max_prompt_tokens \+ max_new_tokens is 108"):
         generate_data(config(folder, tmp_path / "run", max_new_tokens=100))
     assert answers(generate_data(config(folder, tmp_path / "run")))
 
@@ -258,8 +189,8 @@ def die(*_arguments: Any) -> None:
 @pytest.mark.slow
 def test_a_file_whose_workers_always_die_ends_the_run_in_one_line(folder: Path, tmp_path: Path):
     with (
-        patch.object(processes, "_run", die),
-        pytest.raises(GenerationError, match=r"3 processes died over .*exit code 7"),
+        patch.object(processes, "_begin", die),
+        pytest.raises(GenerationError, match="processes died 3 times in a row"),
     ):
         generate_data(config(folder, tmp_path / "run", workers=2))
 
@@ -269,8 +200,6 @@ def test_what_a_worker_says_is_wrong_is_said_here(folder: Path, tmp_path: Path):
     for workers in (1, 2):
         with pytest.raises(ModelLoadError, match="nothing"):
             generate_data(config(folder, tmp_path / f"{workers}", draft=missing, workers=workers))
-    with pytest.raises(ContextLengthError, match=r"max_prompt_tokens \+ max_new_tokens is 108"):
-        generate_data(config(folder, tmp_path / "long", max_new_tokens=100))
 
 
 def test_records_are_read_for_alignment_to_the_token(folder: Path, written: Path):
@@ -288,12 +217,6 @@ def test_records_are_read_for_alignment_to_the_token(folder: Path, written: Path
         (example,) = build_examples([record], tokenizer, Lengths(8, 40))
         # a text that was cut off teaches no end of text
         assert list(example.tokens) == [*answer.prompt_tokens, *answer.completion_tokens]
-
-
-def test_a_plan_hangs_on_nothing_but_its_configuration(folder: Path, tmp_path: Path):
-    tokenizer = load_tokenizer(folder / "target")
-    first, again = (plan_shards(config(folder, tmp_path / "x"), tokenizer) for _ in range(2))
-    assert first == again
 
 
 @pytest.mark.filterwarnings("ignore:the chat template gets the date")

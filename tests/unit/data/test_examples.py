@@ -1,12 +1,17 @@
 from typing import Any
 
 import pytest
+import torch
 from tokenizers.normalizers import Replace
 
+from paceline.core.sampling import SamplingParams
+from paceline.data.collate import TokenRow, batches_of_like_length, collate
 from paceline.data.examples import Lengths, build_examples
 from paceline.data.prompts import Record
 from paceline.errors import PromptError
-from support.models import tiny_tokenizer
+from paceline.measure.acceptance import PairTexts, TextScores, score_texts
+from support.fakes import TableModel
+from support.models import tiny_model, tiny_tokenizer
 
 EOS = 1
 LIMITS = Lengths(prompt=3, completion=4)
@@ -23,9 +28,20 @@ def build(
     return [(list(e.tokens), e.prompt_length, e.trained_from) for e in examples]
 
 
-def test_a_pair_ends_with_its_end_token_and_trains_the_completion_only(tokenizer: Any):
-    pair = Record("p", "prompt", text=[5, 6], completion=[7, 8])
-    assert build(tokenizer, pair) == [([5, 6, 7, 8, EOS], 2, 2)]
+@pytest.mark.parametrize(
+    ("completion", "built"),
+    [
+        ([7, 8], ([5, 6, 7, 8, EOS], 2, 2)),
+        ([7, EOS], ([5, 6, 7, EOS], 2, 2)),
+        ([11, 12, 13, 14, 15], ([5, 6, 11, 12, 13, 14], 2, 2)),  # one that is cut has no end
+        (None, ([5, 6], 2, 2)),  # a prompt alone is not fixed text
+    ],
+)
+def test_a_pair_ends_with_one_end_token_and_trains_the_completion_only(
+    tokenizer: Any, completion: list[int] | None, built: Any
+):
+    pair = Record("p", "prompt", text=[5, 6], completion=completion)
+    assert build(tokenizer, pair) == [built]
 
 
 def test_of_a_completion_that_is_normalised_to_nothing_the_end_is_left():
@@ -37,16 +53,6 @@ def test_of_a_completion_that_is_normalised_to_nothing_the_end_is_left():
     assert build(tokenizer, pair) == [([*prompt, EOS], len(prompt), len(prompt))]
 
 
-def test_an_end_token_that_is_there_is_not_doubled(tokenizer: Any):
-    pair = Record("p", "prompt", text=[5], completion=[7, EOS])
-    assert build(tokenizer, pair) == [([5, 7, EOS], 1, 1)]
-
-
-def test_a_completion_that_is_cut_has_no_end_token(tokenizer: Any):
-    pair = Record("p", "prompt", text=[5], completion=[11, 12, 13, 14, 15])
-    assert build(tokenizer, pair) == [([5, 11, 12, 13, 14], 1, 1)]
-
-
 def test_a_prompt_that_is_too_long_loses_its_beginning_with_a_warning_and_stays(tokenizer: Any):
     # trl#4725: prompts were cut away silently
     records = [
@@ -56,18 +62,6 @@ def test_a_prompt_that_is_too_long_loses_its_beginning_with_a_warning_and_stays(
     with pytest.warns(UserWarning, match="1 of 2 prompts are longer than 3 tokens"):
         built = build(tokenizer, *records)
     assert built == [([7, 8, 9, 10, EOS], 3, 3), ([5, 10, EOS], 1, 1)]
-
-
-def test_a_prompt_alone_is_not_fixed_text(tokenizer: Any):
-    assert build(tokenizer, Record("p", "prompt", text=[5, 6])) == [([5, 6], 2, None)]
-
-
-def test_a_document_is_cut_into_pieces_that_lose_no_token(tokenizer: Any):
-    tokens = list(range(10, 27))
-    built = build(tokenizer, document(tokens))
-    assert [piece for piece, _, _ in built] == [tokens[:7], tokens[7:14], [*tokens[14:], EOS]]
-    assert [prompt for _, prompt, _ in built] == [3, 3, 3]
-    assert {trained for _, _, trained in built} == {1}
 
 
 def test_packed_documents_fill_every_piece_but_the_last(tokenizer: Any):
@@ -92,16 +86,7 @@ def test_whatever_its_length_no_token_of_a_document_is_lost(
     # a last token that would stand alone takes one from the piece before it
     assert all(2 <= len(piece) <= 7 for piece, _, _ in built)
     assert all(len(piece) >= 6 for piece, _, _ in built[:-1])
-    assert all(prompt == min(3, len(piece) - 1) for piece, prompt, _ in built)
-
-
-def test_document_prompts_carry_no_loss_where_that_is_asked(tokenizer: Any):
-    built = build(tokenizer, document([10, 11, 12, 13]), train_document_prompts=False)
-    assert built == [([10, 11, 12, 13, EOS], 3, 3)]
-
-
-def test_a_document_shorter_than_a_prompt_leaves_its_end_to_be_written(tokenizer: Any):
-    assert build(tokenizer, document([10])) == [([10, EOS], 1, 1)]
+    assert all((prompt, t) == (min(3, len(piece) - 1), 1) for piece, prompt, t in built)
 
 
 def test_nothing_to_learn_from_is_an_error():
@@ -109,3 +94,96 @@ def test_nothing_to_learn_from_is_an_error():
     endless.eos_token = None
     with pytest.raises(PromptError, match="no text from d on can be trained"):
         build(endless, document([10]))
+
+
+def test_labels_masks_and_padding_of_an_example_made_by_hand():
+    batch = collate(
+        [TokenRow([10, 11, 12, 13], trained_from=2), TokenRow([20, 21], trained_from=1)]
+    )
+    assert batch.tokens_BT.tolist() == [[10, 11, 12], [20, 0, 0]]
+    assert batch.labels_BT.tolist() == [[11, 12, 13], [21, 0, 0]]
+    assert batch.mask_BT.tolist() == [[False, True, True], [True, False, False]]
+    assert batch.attention_BT is not None
+    assert batch.attention_BT.tolist() == [[1, 1, 1], [1, 0, 0]]
+    assert collate([TokenRow([1, 2, 3], 1), TokenRow([4, 5, 6], 2)]).attention_BT is None
+
+
+def test_every_label_is_the_token_that_a_shifted_loss_of_transformers_would_use():
+    model = tiny_model()
+    tokens = [5, 9, 3, 44, 7, 12]
+    row = collate([TokenRow(tokens, trained_from=3)])
+    ids = torch.tensor([tokens])
+    with torch.no_grad():
+        theirs = model.hf(ids, labels=torch.tensor([[-100] * 3 + tokens[3:]])).loss
+        logits_BTV = model.hf(row.tokens_BT).logits
+    ours = torch.nn.functional.cross_entropy(logits_BTV[row.mask_BT], row.labels_BT[row.mask_BT])
+    assert float(ours) == pytest.approx(float(theirs), abs=1e-6)
+
+
+def test_a_label_that_equals_the_padding_token_is_kept():
+    # pad == eos in SmolLM2: a mask by token would drop the label that ends the text
+    eos_and_padding = 0
+    batch = collate(
+        [TokenRow([5, 6, eos_and_padding], 1), TokenRow([5, 6, 7, 8, eos_and_padding], 1)]
+    )
+    assert batch.mask_BT.sum(-1).tolist() == [2, 4]
+    assert batch.labels_BT[batch.mask_BT].tolist() == [6, eos_and_padding, 6, 7, 8, eos_and_padding]
+
+
+def test_hidden_states_of_a_padded_row_are_those_of_the_row_alone():
+    model = tiny_model()
+    short, long = TokenRow([4, 5, 6], 1), TokenRow([9, 8, 7, 6, 5, 4, 3], 1)
+    both, alone = collate([long, short]), collate([short])
+    with torch.no_grad():
+        padded = model.hidden(both)[1, :2]
+        single = model.hidden(alone)[0]
+    torch.testing.assert_close(padded, single, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("tokens", "trained_from"), [([1], 1), ([1, 2], 0), ([1, 2], 2)])
+def test_a_row_without_context_or_label_is_our_own_mistake(tokens: list[int], trained_from: int):
+    with pytest.raises(AssertionError):
+        collate([TokenRow(tokens, trained_from)])
+
+
+def test_one_long_row_among_many_is_alone():
+    lengths = [8] * 15 + [3003] + [9] * 14
+    batches = list(batches_of_like_length(lengths, 16))
+    assert [row for batch in batches for row in batch if lengths[row] > 9] == [15]
+    assert [15] in batches
+    assert sorted(row for batch in batches for row in batch) == list(range(30))
+    assert sum(len(batch) * max(lengths[row] for row in batch) for batch in batches) < 3300
+
+
+@pytest.mark.parametrize("most_rows", [1, 3, 4, 100])
+def test_batches_keep_every_bound(most_rows: int):
+    lengths = [(7 * n) % 23 + 1 for n in range(50)]
+    added = [(5 * n) % 11 + 1 for n in range(50)]
+    limit = 24
+    batches = list(batches_of_like_length(lengths, most_rows, added, limit))
+    assert sorted(row for batch in batches for row in batch) == list(range(50))
+    for batch in batches:
+        longest = max(lengths[row] for row in batch)
+        assert len(batch) <= most_rows
+        assert len(batch) * longest <= 2 * sum(lengths[row] for row in batch)
+        if len(batch) > 1:
+            assert longest + max(added[row] for row in batch) <= limit
+
+
+def test_scores_come_in_the_order_of_the_prompts():
+    """Each text's figures as when it is scored alone, whatever its length."""
+    rng = torch.Generator().manual_seed(3)
+    target, draft = (TableModel(torch.rand(6, 6, generator=rng).softmax(-1)) for _ in range(2))
+    prompts = [[1] * 40, [2], [3, 4] * 3, [5], [0] * 90, [1, 2]]
+    texts = [[1, 2, 3], [4, 5], [0], [1, 1, 1, 2], [5, 4, 3], [2]]
+
+    def score(prompts: list[list[int]], texts: list[list[int]]) -> TextScores:
+        of = PairTexts(target, draft, prompts, texts, SamplingParams())
+        return score_texts(of, with_cross_entropy=True)
+
+    together = score(prompts, texts)
+    for row, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
+        alone = score([prompt], [text])
+        for whole, own in zip(together, alone, strict=True):
+            assert torch.allclose(whole[row, : len(text)].double(), own[0].double(), atol=1e-6)
+            assert not whole[row, len(text) :].any()

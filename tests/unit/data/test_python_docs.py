@@ -1,49 +1,86 @@
-"""Python's own documentation as a corpus."""
+"""Python's own documentation as a corpus, and prompts of other domains."""
 
+import ast
 import json
+from pathlib import Path
 
 import pytest
 
-from paceline.data.python_docs import write_python_docs
+from paceline.data import read_records
+from paceline.data.python_docs import (
+    PythonDocs,
+    PythonTasks,
+    standard_library,
+    write_python_docs,
+    write_python_tasks,
+)
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory):
+def files(tmp_path_factory: pytest.TempPathFactory) -> PythonDocs:
     return write_python_docs(tmp_path_factory.mktemp("docs"))
 
 
-def _texts(path):
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory: pytest.TempPathFactory) -> PythonTasks:
+    return write_python_tasks(tmp_path_factory.mktemp("tasks"))
+
+
+def _texts(path: Path) -> list[str]:
     return [json.loads(line)["text"] for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def test_no_document_is_both_trained_on_and_held_out(files):
+def test_training_documents_and_their_beginnings_are_not_held_out(files: PythonDocs):
     train, held_out = set(_texts(files.train)), set(_texts(files.held_out))
-    assert train
-    assert held_out
+    assert sum(map(len, train)) > 1_000_000, "enough for the demo"
     assert not train & held_out
-
-
-def test_prompts_are_held_out_documents(files):
-    assert set(_texts(files.prompts)) < set(_texts(files.held_out))
-
-
-def test_beginnings_are_those_of_training_documents_as_long_as_a_prompt_is(files):
-    train = _texts(files.train)
-    beginnings = _texts(files.beginnings)
-    assert all(len(beginning) >= 300 for beginning in beginnings)
-    assert len(beginnings) == sum(len(text) >= 300 for text in train)
-    starts = {text[:400] for text in train}
-    assert all(beginning in starts for beginning in beginnings)
-
-
-def test_there_is_enough_text_for_the_demo(files):
-    assert sum(map(len, _texts(files.train))) > 1_000_000
+    assert set(_texts(files.prompts)) < held_out
     assert len(_texts(files.prompts)) >= 64
-    assert len(_texts(files.beginnings)) >= 1000
+    beginnings = _texts(files.beginnings)
+    assert sorted(beginnings) == sorted(text[:400] for text in train if len(text) >= 300)
 
 
-def test_writing_twice_gives_the_same_files(files, tmp_path):
+def test_writing_twice_gives_the_same_files(files: PythonDocs, tmp_path: Path):
     again = write_python_docs(tmp_path)
     assert [path.read_bytes() for path in again] == [path.read_bytes() for path in files]
+
+
+def test_questions_are_chats_about_things_whose_documentation_is_held_out(
+    tasks: PythonTasks, files: PythonDocs
+):
+    records = read_records(tasks.questions)
+    assert len(records) >= 64
+    assert {record.kind for record in records} == {"chat"}
+    trained = set(_texts(files.train))
+    for record in records[:20]:
+        name = record.messages[0]["content"].split("`")[1]
+        module, _, attribute = name.rpartition(".")
+        assert _docstring(module, attribute) not in trained
+
+
+def _docstring(module: str, attribute: str) -> str | None:
+    """Read from the source: importing some of these modules opens windows."""
+    path = standard_library().joinpath(*module.split("."))
+    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    nodes = ast.parse(path.read_text(encoding="utf-8")).body
+    (text, *_) = [
+        ast.get_docstring(node)
+        for node in nodes
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.name == attribute
+    ]
+    return text and text.strip()
+
+
+def test_code_has_no_documentation_that_may_have_been_trained_on(tasks: PythonTasks):
+    texts = _texts(tasks.code)
+    assert len(texts) >= 64
+    assert len(set(texts)) == len(texts)
+    assert all(len(text) >= 300 for text in texts)
+    assert all(text.startswith(("def ", "async def ", "@")) for text in texts)
+    # functions to train on are others than those of the prompts
+    prompts, trained = (set(_texts(path)) for path in tasks[1:])
+    assert len(trained) > len(prompts)
+    assert not trained & prompts

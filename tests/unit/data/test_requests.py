@@ -6,12 +6,11 @@ from typing import Any
 import pytest
 
 from paceline.config import validate
-from paceline.data.answering import text_of, tokens_behind
 from paceline.data.requests import GenerateDataConfig, Request, plan_shards
 from paceline.errors import ConfigError, PromptError
 from support.models import tiny_tokenizer
 from support.runs import write_corpus
-from support.texts import CHAT_FAMILIES, TOKENIZER_FAMILIES, TOOL, tokenizer_of, wrapped
+from support.texts import CHAT_FAMILIES, TOOL, tokenizer_of
 
 _TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
 
@@ -89,9 +88,6 @@ def test_prompts_are_given_as_they_are_or_as_a_user_s_message(tmp_path: Path):
         "[system]be brief[user]hi[assistant]",
         "[system]be kind[user]yo[assistant]",
     ]
-    own = [{"messages": [{"role": "system", "content": "own"}, {"role": "user", "content": "a"}]}]
-    ((request,),) = planned(tmp_path, own, temperatures=[1], system_prompts=["be brief"])
-    assert asked(request) == "[system]own[user]a[assistant]"
 
 
 def test_a_prompt_that_is_too_long_loses_its_beginning_and_a_document_goes_on_after_it(
@@ -107,15 +103,6 @@ def test_ids_are_those_of_the_rows_and_no_two_are_the_same(tmp_path: Path):
     rows = [{"prompt": "a", "id": "x"}, {"prompt": "b", "id": 7}, {"prompt": "c"}]
     (shard,) = planned(tmp_path, rows, temperatures=[1])
     assert [request.id for request in shard] == ["x/0", "7/0", "2/0"]
-    with pytest.raises(
-        PromptError, match=r"line 3 has the id x, as .* line 1 has; make ids unique"
-    ):
-        planned(tmp_path, [*rows[:2], {"prompt": "d", "id": "x"}])
-
-
-def test_no_temperature_is_refused(tmp_path: Path):
-    with pytest.raises(ConfigError, match="temperatures is empty"):
-        planned(tmp_path, PROMPTS, temperatures=[])
 
 
 def test_every_system_prompt_meets_every_temperature(tmp_path: Path):
@@ -132,13 +119,23 @@ def test_a_chat_keeps_its_own_system_prompt_and_a_plain_text_gets_none(tmp_path:
     (shard,) = planned(tmp_path, rows, **systems)
     told = ["hi", "[system]own[user]a[assistant]", "[system]be brief[user]a[assistant]"]
     assert list(map(asked, shard)) == told
-    with pytest.raises(PromptError, match="line 1 has tokens, and format chat needs text"):
-        planned(tmp_path, [{"tokens": [5, 6]}], format="chat")
 
 
-def test_system_prompts_without_a_chat_are_refused(tmp_path: Path):
-    with pytest.raises(ConfigError, match=r"system_prompts is set, but .* has no chats; set"):
-        planned(tmp_path, PROMPTS, system_prompts=["be brief"])
+SYSTEMS = {"system_prompts": ["be brief"]}
+
+
+@pytest.mark.parametrize(
+    ("rows", "changes", "said"),
+    [
+        ([{"tokens": [5]}], {"format": "chat"}, "line 1 has tokens, and format chat needs text"),
+        ([{"prompt": "d", "id": 7}] * 2, {}, "line 2 has the id 7, as .* line 1 has; make ids"),
+        (PROMPTS, SYSTEMS, r"system_prompts is set, but .* has no chats; set"),
+        (PROMPTS, {"temperatures": []}, "temperatures"),
+    ],
+)
+def test_what_cannot_be_planned_is_one_line(tmp_path: Path, rows: Any, changes: Any, said: str):
+    with pytest.raises((ConfigError, PromptError), match=said):
+        planned(tmp_path, rows, **changes)
 
 
 @pytest.mark.parametrize("form", ["chat", "plain"])
@@ -161,38 +158,3 @@ def test_a_text_that_is_asked_as_a_chat_has_the_tools_and_arguments_of_its_corpu
         **arguments,
     )
     assert list(request.tokens) == (wanted if form == "chat" else tokenizer("yo")["input_ids"])
-
-
-def test_a_template_that_does_not_read_an_argument_is_named(tmp_path: Path):
-    path = write_corpus(tmp_path / "few.jsonl", PROMPTS)
-    prompts = {"path": str(path), "chat_template_kwargs": {"enable_thinking": False}}
-    with pytest.warns(UserWarning, match=r"does not read enable_thinking \(5 chats\)"):
-        planned(tmp_path, PROMPTS, prompts=prompts, format="chat")
-    planned(tmp_path, PROMPTS, prompts=prompts)  # no chat, no warning
-
-
-PROMPT, ANSWER = "def f(x):\n", "return y"
-
-
-@pytest.mark.parametrize(
-    "family", [name for name in TOKENIZER_FAMILIES if name not in ("unigram", "pieces of words")]
-)
-def test_an_answer_has_no_space_that_the_server_did_not_write(family: str):
-    plain = TOKENIZER_FAMILIES[family]()
-    prompt, tokenizer = plain.encode(PROMPT).ids, wrapped(plain)
-    before = plain.decode(prompt)
-    found = tokens_behind(tokenizer, prompt, ANSWER)
-    assert plain.decode(prompt + found) == before + ANSWER
-    assert text_of(tokenizer, found, prompt) == ANSWER
-    alone = plain.encode(ANSWER, add_special_tokens=False).ids
-    assert (plain.decode(prompt + alone) == before + ANSWER) == (
-        family in ("no space in front", "bytes")
-    )
-
-
-def test_an_answer_that_no_tokens_continue_with_is_said():
-    plain = TOKENIZER_FAMILIES["pieces of words"]()
-    prompt = plain.encode("the c").ids
-    with pytest.warns(UserWarning, match="without its prompt: .* cannot go on with"):
-        found = tokens_behind(wrapped(plain), prompt, "(")
-    assert found == plain.encode("(").ids

@@ -1,55 +1,35 @@
 """Completions have the tokens that `tokenizers` gives to prompt and completion together."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer, models
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from paceline.data import read_prompts, read_records
 from paceline.data.prompts import Record
-from paceline.data.tokens import encode, following_tokens, inner_tokens, truncated
+from paceline.data.tokens import encode, following_tokens, truncated
 from paceline.errors import PromptError
+from support.data import write_rows
 from support.models import tiny_tokenizer
+from support.texts import TOKENIZER_FAMILIES, wrapped
 
-# In the manner of ChatML: a line break follows the token that ends an answer.
-TEMPLATE = (
-    "{% for m in messages %}<bos>{{ m['role'] }}\n{{ m['content'] }}<eos>\n{% endfor %}"
-    "{% if add_generation_prompt %}<bos>assistant\n{% endif %}"
-)
 BOS, EOS = 0, 1
 
 
-@pytest.fixture
-def chatty() -> PreTrainedTokenizerFast:
-    tokenizer = tiny_tokenizer()
-    tokenizer.chat_template = TEMPLATE
-    return tokenizer
-
-
-def write(path: Path, *rows: dict[str, Any]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
-
-
 def test_a_document_keeps_its_head_and_a_prompt_its_tail(tmp_path: Path, tokenizer: Any):
-    path = write(tmp_path / "a.jsonl", {"text": "abcdef"}, {"prompt": "abcdef"}, {"tokens": [7, 8]})
+    rows = {"text": "abcdef"}, {"prompt": "abcdef"}, {"tokens": [7, 8]}
+    path = write_rows(tmp_path / "a.jsonl", *rows)
     with pytest.warns(UserWarning, match="1 of 3 prompts are longer than 4 tokens"):
         prompts = read_prompts(path, tokenizer, max_tokens=4)
     assert [tokenizer.decode(prompt) for prompt in prompts[:2]] == ["abcd", "cdef"]
     assert prompts[2] == [7, 8]
 
 
-def test_prompts_that_fit_are_whole_and_silent(tmp_path: Path, tokenizer: Any):
-    path = write(tmp_path / "a.jsonl", {"prompt": "xyz", "completion": "never read"})
-    assert read_prompts(path, tokenizer) == [tokenizer("xyz")["input_ids"]]
-
-
 def test_a_token_that_the_tokenizer_does_not_have_is_refused(tmp_path: Path, tokenizer: Any):
-    path = write(tmp_path / "a.jsonl", {"tokens": [1, 266]})
+    path = write_rows(tmp_path / "a.jsonl", {"tokens": [1, 266]})
     with pytest.raises(PromptError, match="has the token 266, but the tokenizer's last is 265"):
         read_prompts(path, tokenizer)
 
@@ -57,62 +37,35 @@ def test_a_token_that_the_tokenizer_does_not_have_is_refused(tmp_path: Path, tok
 def test_given_tokens_may_be_any_of_a_vocabulary_with_gaps(tmp_path: Path):
     vocabulary = {"a": 0, "b": 1, "z": 9}
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(vocabulary)))
-    path = write(tmp_path / "a.jsonl", {"tokens": [1, max(vocabulary.values())]})
+    path = write_rows(tmp_path / "a.jsonl", {"tokens": [1, max(vocabulary.values())]})
     assert read_prompts(path, tokenizer) == [[1, 9]]
 
 
 def test_given_tokens_are_taken_without_asking_for_the_vocabulary(
     tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ):
-    path = write(tmp_path / "a.jsonl", *[{"tokens": [1, 265]}] * 3)
+    path = write_rows(tmp_path / "a.jsonl", *[{"tokens": [1, 265]}] * 3)
     # it takes 25 ms for 49,152 tokens, and a run reads thousands of texts
     monkeypatch.setattr(type(tokenizer), "get_vocab", lambda _: pytest.fail("asked"))
     assert read_prompts(path, tokenizer) == [[1, 265]] * 3
 
 
-def test_a_text_too_long_to_tokenise_at_once_is_refused_by_its_place(
-    tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr("paceline.models.prompt_text._MAX_CHARACTERS", 6)
-    path = write(tmp_path / "a.jsonl", {"text": "abcdef"}, {"prompt": "a", "completion": "abcdefg"})
-    short, long = read_records(path)
-    assert encode(short, tokenizer)[0]
-    with pytest.raises(PromptError, match=r"line 2 has a text of 7 characters, .* split it"):
-        encode(long, tokenizer)
-
-
-def test_an_open_chat_becomes_a_prompt_that_asks_for_the_answer(tmp_path: Path, chatty: Any):
-    path = write(tmp_path / "a.jsonl", {"messages": [{"role": "user", "content": "hi"}]})
-    prompt, completion = encode(read_records(path)[0], chatty)
-    assert chatty.decode(prompt) == "<bos>user\nhi<eos>\n<bos>assistant\n"
-    assert prompt[0] == BOS
-    assert completion is None
-
-
-def test_a_closing_answer_is_the_completion_and_ends_with_its_end_token(
-    tmp_path: Path, chatty: Any
-):
-    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]
-    path = write(tmp_path / "a.jsonl", {"messages": messages})
-    prompt, completion = encode(read_records(path)[0], chatty)
-    assert chatty.decode(prompt) == "<bos>user\nhi<eos>\n<bos>assistant\n"
-    assert completion == [*chatty("yo")["input_ids"], EOS]
-
-
-def test_a_template_that_rewrites_earlier_turns_still_gives_the_answer(tmp_path: Path, chatty: Any):
+def test_a_template_that_rewrites_earlier_turns_still_gives_the_answer(tmp_path: Path):
+    chatty = tiny_tokenizer()
     chatty.chat_template = "{{ messages | length }}{{ messages[-1]['content'] }}"
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]
-    record = read_records(write(tmp_path / "a.jsonl", {"messages": messages}))[0]
+    record = read_records(write_rows(tmp_path / "a.jsonl", {"messages": messages}))[0]
     prompt, completion = encode(record, chatty)
     assert (chatty.decode(prompt), chatty.decode(completion)) == ("1hi", "yo")
 
 
-def test_messages_without_a_template_or_against_it_are_refused(tmp_path: Path, chatty: Any):
+def test_messages_without_a_template_or_against_it_are_refused(tmp_path: Path):
+    chatty = tiny_tokenizer()
     record = read_records(
-        write(tmp_path / "a.jsonl", {"messages": [{"role": "user", "content": "hi"}]})
+        write_rows(tmp_path / "a.jsonl", {"messages": [{"role": "user", "content": "hi"}]})
     )[0]
     with pytest.raises(PromptError, match="line 1 is a chat, but the tokenizer has no chat"):
-        encode(record, tiny_tokenizer())
+        encode(record, chatty)
     chatty.chat_template = "{{ raise_exception('roles must alternate') }}"
     with pytest.raises(PromptError, match=r"line 1 does not fit the chat template: roles must"):
         encode(record, chatty)
@@ -148,7 +101,7 @@ def with_bos(*, template: str | None = None) -> PreTrainedTokenizerFast:
 
 def test_a_prompt_that_is_cut_keeps_the_bos_that_its_tokenizer_adds(tmp_path: Path):
     tokenizer = with_bos()
-    path = write(tmp_path / "a.jsonl", {"prompt": "abcdef"}, {"text": "abcdef"})
+    path = write_rows(tmp_path / "a.jsonl", {"prompt": "abcdef"}, {"text": "abcdef"})
     with pytest.warns(UserWarning, match=r"raise max_prompt_tokens .* \(the longest has 7\)"):
         prompts = read_prompts(path, tokenizer, max_tokens=3)
     assert [tokenizer.decode(prompt) for prompt in prompts] == ["<bos>ef", "<bos>ab"]
@@ -171,15 +124,15 @@ def test_a_chat_that_is_cut_keeps_the_bos_that_starts_the_text(
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = template
     messages = [{"role": "user", "content": text} for text in ("abc", "def")]
-    path = write(tmp_path / "a.jsonl", {"messages": messages})
+    path = write_rows(tmp_path / "a.jsonl", {"messages": messages})
     assert tokenizer.decode(read_prompts(path, tokenizer, max_tokens=3)[0]) == cut
 
 
 def test_a_text_has_one_bos(tmp_path: Path):
     tokenizer = with_bos(template="{{ bos_token }}{{ messages[0].content }}")
     messages = [{"role": "user", "content": "hi"}]
-    path = write(tmp_path / "a.jsonl", {"prompt": "<bos>hi"}, {"prompt": "hi"})
-    chat = write(tmp_path / "b.jsonl", {"messages": messages})
+    path = write_rows(tmp_path / "a.jsonl", {"prompt": "<bos>hi"}, {"prompt": "hi"})
+    chat = write_rows(tmp_path / "b.jsonl", {"messages": messages})
     (prompt,) = read_prompts(chat, tokenizer)
     assert tokenizer.decode(prompt) == "<bos>hi"
     assert read_prompts(path, tokenizer) == [prompt, prompt]
@@ -206,133 +159,26 @@ def test_tokens_end_with_the_first_end_of_text(tokenizer: Any):
     assert encode(record, tokenizer) == ([5], [7, EOS])
 
 
-TEXT = ["the cat sat 123456 times, hello hello WORLD don't\n\n x = 5;   y"] * 20
-# as the rule of Llama 3: a line break belongs to what follows it, three digits to a number
-GROUPS = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-
-
-def byte_level(rule: str | None = None) -> Tokenizer:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    if rule is not None:
-        split = pre_tokenizers.Split(Regex(rule), "isolated")
-        plain = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, plain])
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    return trained(tokenizer, trainers.BpeTrainer, vocab_size=330, initial_alphabet=alphabet)
-
-
-def sentencepiece() -> Tokenizer:
-    """A space in front of a text, and bytes for unknown characters."""
-    tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
-    bytes_ = [decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), *bytes_])
-    special = ["<unk>", *(f"<0x{number:02X}>" for number in range(256))]
-    return trained(tokenizer, trainers.BpeTrainer, vocab_size=420, special_tokens=special)
-
-
-def unigram() -> Tokenizer:
-    tokenizer = Tokenizer(models.Unigram())
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    tokenizer.decoder = decoders.Metaspace()
-    special = {"special_tokens": ["<unk>"], "unk_token": "<unk>"}
-    return trained(tokenizer, trainers.UnigramTrainer, vocab_size=100, **special)
-
-
-def word_piece() -> Tokenizer:
-    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer()
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.decoder = decoders.WordPiece(cleanup=False)
-    return trained(tokenizer, trainers.WordPieceTrainer, vocab_size=120, special_tokens=["[UNK]"])
-
-
-def trained(tokenizer: Tokenizer, trainer: Any, **settings: Any) -> Tokenizer:
-    tokenizer.train_from_iterator(TEXT, trainer(show_progress=False, **settings))
-    return tokenizer
-
-
-KINDS = {
-    "byte level": byte_level(),
-    "groups": byte_level(GROUPS),
-    "sentencepiece": sentencepiece(),
-    "unigram": unigram(),
-    "word piece": word_piece(),
-}
-PAIRS = [
-    ("2+2=", "4 cats"),
-    ("the cat", " sat"),
-    ("the cat ", "sat"),
-    ("the c", "at sat"),
-    ("a  ", "b"),
-    ("x\n", "\ny"),
-    ("WOR", "LD hello"),
-    ("the c", "AT SAT"),
-    ("日", "本語"),
-    ("e", "\u0301 b"),
-    ("don", "'t"),
-    ("12", "345 2024"),
-    ("🙂", "👍🏽"),
-    ("x 👨", "\u200d👩"),
-    ("a", "\ufffd b"),
-]
-
-
-LOST = ("WORLD hello", "the cAT SAT", "12345 2024")
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("prompt", "text"), PAIRS)
-def test_a_completion_has_the_tokens_of_the_whole_behind_those_of_the_prompt(
-    kind: str, prompt: str, text: str
-):
-    plain = KINDS[kind]
-    own, whole = plain.encode(prompt).ids, plain.encode(prompt + text).ids
-    if kind == "word piece" and f"{prompt}{text}" in LOST:
-        pytest.skip("its decoder gives another text")
-    found = following_tokens(prompt, own, text, PreTrainedTokenizerFast(tokenizer_object=plain))
-    if whole[: len(own)] == own:
-        assert found == whole[len(own) :]
-    else:  # a token crosses the border
-        assert plain.decode(own + found) == plain.decode(whole)
-
-
+@pytest.mark.parametrize("family", TOKENIZER_FAMILIES)
 @pytest.mark.parametrize(
-    ("kind", "prompt", "text", "tokens"),
+    ("prompt", "text"),
     [
-        ("sentencepiece", "2+2=", "4 cats", ["4", "▁", "cat", "s"]),
-        ("byte level", "the cat ", "sat", ["sat"]),
-        ("byte level", "the c", "at sat", ["at", "Ġsat"]),
-        ("groups", "x\n", "\ny", ["Ċ", "y"]),
-        ("word piece", "the c", "at sat", ["##at", "sat"]),
-        ("word piece", "12", "345", ["##34", "##5"]),
+        *(("2+2=", "4 cats"), ("the cat", " sat"), ("the cat ", "sat"), ("the c", "at sat")),
+        *(("x\n", "\ny"), ("e", "\u0301 b"), ("don", "'t"), ("🙂", "👍🏽"), ("a", "\ufffd b")),
     ],
 )
-def test_the_rest_of_a_token_that_crosses_the_border_is_the_middle_of_a_text(
-    kind: str, prompt: str, text: str, tokens: list[str]
+def test_a_completion_has_the_tokens_of_the_whole_behind_those_of_the_prompt(
+    family: str, prompt: str, text: str
 ):
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=KINDS[kind])
-    found = following_tokens(prompt, KINDS[kind].encode(prompt).ids, text, tokenizer)
-    pieces = tokenizer.convert_ids_to_tokens(found)
-    if kind == "sentencepiece":
-        assert pieces[0] == "4", "no space in front of it"
-    else:
-        assert pieces == tokens
+    plain = TOKENIZER_FAMILIES[family]()
+    own, whole, alone = (plain.encode(part).ids for part in (prompt, prompt + text, text))
+    found = following_tokens(prompt, own, text, wrapped(plain))
+    crossed = whole[: len(own)] != own  # a token crosses the border
+    assert found == (alone if crossed else whole[len(own) :])
 
 
 def test_text_behind_tokens_gets_no_space_of_its_own():
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=KINDS["sentencepiece"])
-    prompt = KINDS["sentencepiece"].encode("2+2=").ids
-    _, completion = encode(Record("row", "prompt", text=prompt, completion="4"), tokenizer)
-    assert tokenizer.convert_ids_to_tokens(completion) == ["4"]
-    assert inner_tokens(prompt, "", tokenizer) == []
-
-
-def test_a_rest_that_the_tokenizer_cannot_write_is_refused_with_its_place():
-    plain = Tokenizer(models.WordLevel({"[UNK]": 0, "the": 1, "c": 2, "cat": 3}, "[UNK]"))
-    plain.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=plain)
-    with pytest.raises(PromptError, match=r"^row 7: .* cannot go on with 'at' .* a word ends"):
-        encode(Record("row 7", "prompt", text="the c", completion="at"), tokenizer)
+    plain = TOKENIZER_FAMILIES["a space in front of the first word"]()
+    prompt = plain.encode("f(x):").ids
+    _, completion = encode(Record("row", "prompt", text=prompt, completion="y"), wrapped(plain))
+    assert completion == plain.encode("f(x):y").ids[len(prompt) :] != plain.encode("y").ids

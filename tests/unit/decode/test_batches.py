@@ -1,5 +1,6 @@
-"""A request gives one text and one set of counts, alone or in any company."""
+"""A request gives one text and one set of counts, alone or in any company; the baseline."""
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -19,9 +20,9 @@ from paceline.decode import (
 )
 from paceline.decode.decoder import Decoder
 from paceline.decode.draft_policies import DraftPolicy
-from paceline.errors import UsageError
 from paceline.models import prepare_for_decoding
 from paceline.models.prepare import with_cuda_graphs
+from paceline.rng import named_generator
 from support.fakes import TableModel
 from support.models import tiny_pair
 
@@ -56,18 +57,6 @@ def test_a_row_of_a_batch_is_the_row_alone_in_tokens_and_counts(
     ]
     assert together == alone
     assert len({generation.stats for generation in alone}) > 1
-
-
-def test_rows_end_at_different_times_and_the_last_ones_go_on_to_their_end():
-    target, draft = pair()
-    found = SpeculativeDecoder(target, draft, gamma=4).generate(PROMPTS * 3, 40, seed=1)
-    reasons = [generation.stop_reason for generation in found]
-    assert set(reasons) == {"eos", "length"}
-    for generation in found:
-        ended = generation.tokens[-1] == 7
-        assert ended == (generation.stop_reason == "eos")
-        assert 7 not in generation.tokens[:-1]
-        assert ended or len(generation.tokens) == 40
 
 
 def test_the_target_reads_a_batch_as_often_as_its_busiest_row():
@@ -163,11 +152,6 @@ def test_a_draft_that_rested_knows_the_whole_text_when_it_drafts_for_another(rul
     assert decoder.generate(prompts, 40, batch_size=2) == alone
 
 
-def test_a_batch_size_below_one_is_refused():
-    with pytest.raises(UsageError, match="batch_size must be 1 or more, got 0"):
-        AutoregressiveDecoder(pair()[0]).generate(PROMPTS, 4, batch_size=0)
-
-
 def test_equal_requests_give_equal_texts_and_other_seeds_other_ones():
     decoder = SpeculativeDecoder(*pair(), gamma=3)
     same = decoder.generate([[1, 2]] * 4, 30, seed=[5, 5, 6, 5], eos_token_ids=[])
@@ -201,3 +185,80 @@ def test_a_context_limit_cuts_each_row_where_it_would_be_cut_alone(
     for prompt, seed, generation in zip(PROMPTS, SEEDS, together, strict=True):
         assert decoder.generate([prompt], 100, seed=[seed], eos_token_ids=[]) == [generation]
         assert len(prompt) + len(generation.tokens) == 24
+
+
+ROWS = [[1], [2, 0, 3, 3], [4, 1]]
+
+
+def baseline(**options: object) -> TableModel:
+    return TableModel.random(6, order=2, seed=1, spread=1.5, **options)  # pyright: ignore
+
+
+def loop(
+    model: TableModel, prompt: list[int], count: int, seed: int, *, penalty: float
+) -> list[int]:
+    """Temperature 0.8, then the three likeliest tokens, one token at a time."""
+    rng = named_generator(seed, "choose")
+    text = list(prompt)
+    for _ in range(count):
+        logits = model.log_probs(text).tolist()
+        logits = [x * penalty if v in text else x for v, x in enumerate(logits)]
+        weights = [math.exp(x / 0.8) for x in logits]
+        third = sorted(weights)[-3]
+        weights = [w if w >= third else 0.0 for w in weights]
+        point = float(torch.rand(1, generator=rng, dtype=torch.float64)) * sum(weights)
+        token = 0
+        while point >= weights[token]:
+            point -= weights[token]
+            token += 1
+        text.append(token)
+    return text[len(prompt) :]
+
+
+@pytest.mark.parametrize("penalty", [1.0, 1.5])
+def test_sampling_equals_a_loop_with_the_same_uniforms(penalty: float):
+    sampling = SamplingParams(temperature=0.8, top_k=3, repetition_penalty=penalty)
+    found = AutoregressiveDecoder(baseline(), sampling).generate(ROWS, 30, seed=[5, 6, 5])
+    expected = [
+        loop(baseline(), prompt, 30, seed, penalty=penalty)
+        for prompt, seed in zip(ROWS, (5, 6, 5), strict=True)
+    ]
+    assert [generation.tokens for generation in found] == expected
+
+
+def test_greedy_decoding_does_not_depend_on_the_seed_and_sampling_does():
+    for temperature, texts in ((0.0, 1), (1.0, 8)):
+        decoder = AutoregressiveDecoder(baseline(), SamplingParams(temperature=temperature))
+        found = decoder.generate([[1, 2]] * 8, 30, seed=3)
+        assert len({tuple(generation.tokens) for generation in found}) == texts
+
+
+def test_every_token_takes_one_pass_and_is_counted_once():
+    model = baseline()
+    (generation,) = AutoregressiveDecoder(model).generate([[1]], 12)
+    stats = generation.stats
+    assert (stats.num_prefill_tokens, stats.num_bonus, stats.num_blocks) == (1, 11, 11)
+    assert (stats.num_drafted, stats.num_accepted, stats.num_recovered) == (0, 0, 0)
+    assert stats.block_efficiency == 1
+    assert math.isnan(stats.acceptance_rate)
+    assert model.num_passes == stats.num_target_calls + 1
+
+
+def test_the_batch_goes_on_only_as_long_as_its_longest_row():
+    # Token 5 ends a text; the rows end at different times and leave.
+    model = baseline(eos_token_ids=(5,))
+    found = AutoregressiveDecoder(model).generate([[1, 2]] * 6, 200, seed=0)
+    lengths = {len(generation.tokens) for generation in found}
+    assert len(lengths) > 1
+    assert model.num_passes == max(lengths)
+    for generation in found:
+        assert generation.tokens.index(5) == len(generation.tokens) - 1
+        assert generation.stop_reason == "eos"
+
+
+def test_streaming_gives_the_tokens_of_generate_one_at_a_time():
+    decoder = AutoregressiveDecoder(baseline(), SamplingParams(temperature=0.9))
+    blocks = list(decoder.stream([2, 1], 9, seed=4))
+    (generation,) = decoder.generate([[2, 1]], 9, seed=4)
+    assert [block.tokens for block in blocks] == [(token,) for token in generation.tokens]
+    assert [block.sources for block in blocks] == [("prefill",)] + [("bonus",)] * 8

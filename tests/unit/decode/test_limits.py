@@ -1,6 +1,5 @@
 """Where a text ends: stop tokens, budgets and contexts, inside blocks and at their edges."""
 
-import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -9,12 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.core.backend import Backend, registered, using
-from paceline.core.rules import Chow, Diff
+from paceline.core.rules import Chow
 from paceline.core.sampling import SamplingParams
 from paceline.core.stats import DecodeStats
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
-from paceline.decode.cascade import BigLittleDecoder, OracleCascade, SequenceCascade, TokenCascade
+from paceline.decode.cascade import OracleCascade, SequenceCascade, TokenCascade
 from paceline.errors import (
     ContextLengthError,
     ModelLoadError,
@@ -47,14 +45,14 @@ DRAFT_CYCLE = [1, 2, 3, 4, 1, 0]
 
 # transformers#28508: nothing may follow an accepted stop token.
 @pytest.mark.parametrize(
-    ("stop", "tokens", "stats"),
+    ("stop", "gamma", "stats"),
     [
         # the first token, from the pass over the prompt
-        (1, [1], DecodeStats(num_prefill_tokens=1)),
+        (1, 3, DecodeStats(num_prefill_tokens=1)),
         # accepted in the middle of the block 2 3 4: the 4 behind it is drafted and judged, not kept
         (
             3,
-            [1, 2, 3],
+            3,
             DecodeStats(
                 *(1, 3, 2),
                 num_prefill_tokens=1,
@@ -63,36 +61,21 @@ DRAFT_CYCLE = [1, 2, 3, 4, 1, 0]
             ),
         ),
         # accepted as the last drafted token: no bonus behind it
-        (
-            4,
-            [1, 2, 3, 4],
-            DecodeStats(1, 3, 3, num_prefill_tokens=1, accepted_histogram=(0, 0, 0, 1)),
-        ),
+        (4, 3, DecodeStats(1, 3, 3, num_prefill_tokens=1, accepted_histogram=(0, 0, 0, 1))),
         # the bonus token
-        (
-            5,
-            [1, 2, 3, 4, 5],
-            DecodeStats(1, 3, 3, 0, 1, num_prefill_tokens=1, accepted_histogram=(0, 0, 0, 1)),
-        ),
+        (5, 3, DecodeStats(1, 3, 3, 0, 1, num_prefill_tokens=1, accepted_histogram=(0, 0, 0, 1))),
+        # recovered
+        (5, 4, DecodeStats(1, 4, 3, 1, num_prefill_tokens=1, accepted_histogram=(0, 0, 0, 1))),
     ],
 )
 def test_a_stop_token_ends_its_block_wherever_it_comes_from(
-    stop: int, tokens: list[int], stats: DecodeStats
+    stop: int, gamma: int, stats: DecodeStats
 ):
     target, draft = chain(CYCLE, eos_token_ids=(stop,)), chain(DRAFT_CYCLE)
-    (generation,) = SpeculativeDecoder(target, draft, gamma=3, sampling=GREEDY).generate([[0]])
-    assert generation.tokens == tokens
+    (generation,) = SpeculativeDecoder(target, draft, gamma=gamma, sampling=GREEDY).generate([[0]])
+    assert generation.tokens == [*range(1, stop + 1)]
     assert generation.stop_reason == "eos"
     assert generation.stats == stats
-
-
-def test_a_recovered_stop_token_ends_the_text():
-    target, draft = chain(CYCLE, eos_token_ids=(5,)), chain(DRAFT_CYCLE)
-    (generation,) = SpeculativeDecoder(target, draft, gamma=4, sampling=GREEDY).generate([[0]])
-    assert generation.tokens == [1, 2, 3, 4, 5]
-    assert generation.stats == DecodeStats(
-        1, 4, 3, 1, num_prefill_tokens=1, accepted_histogram=(0, 0, 0, 1)
-    )
 
 
 def test_draft_acceptance_counts_what_is_drafted_behind_a_stop_token_as_vllm_does():
@@ -108,13 +91,6 @@ def test_draft_acceptance_counts_what_is_drafted_behind_a_stop_token_as_vllm_doe
     # of the text's own tokens, every examined one was accepted
     assert (generation.stats.num_accepted, generation.stats.acceptance_rate) == (2, 1.0)
     assert generation.stats.block_efficiency == 2
-
-
-def test_the_block_event_ends_with_the_stop_token_too():
-    model = chain(CYCLE, eos_token_ids=(3,))
-    blocks = list(SpeculativeDecoder(model, model, gamma=5).stream([0]))
-    assert [block.tokens for block in blocks] == [(1,), (2, 3)]
-    assert [block.sources for block in blocks] == [("prefill",), ("accepted", "accepted")]
 
 
 def test_the_stop_tokens_are_the_targets_unless_others_are_given():
@@ -146,18 +122,21 @@ def test_a_text_has_exactly_the_tokens_that_were_asked_for(budget: int, draft: l
     assert stats.num_accepted <= stats.num_drafted <= budget
 
 
-def test_a_stop_token_on_the_last_place_is_the_reason_given():
-    model = chain(CYCLE, eos_token_ids=(5,))
+@pytest.mark.parametrize(
+    ("prompt", "budget", "settings", "tokens", "reason"),
+    [
+        ([0], 5, {"eos_token_ids": (5,)}, [1, 2, 3, 4, 5], "eos"),  # on the last place
+        ([0, 1], 8, {"max_length": 12}, [2, 3, 4, 5, 0, 1, 2, 3], "length"),
+        ([4, 5, 0], 99, {"max_length": 12}, [1, 2, 3, 4, 5, 0, 1, 2, 3], "context"),
+    ],
+)
+def test_what_ended_a_text_is_said(
+    prompt: list[int], budget: int, settings: Any, tokens: list[int], reason: str
+):
+    model = chain(CYCLE, **settings)
     for decoder in (AutoregressiveDecoder(model), SpeculativeDecoder(model, model, gamma=2)):
-        (generation,) = decoder.generate([[0]], 5)
-        assert (generation.tokens, generation.stop_reason) == ([1, 2, 3, 4, 5], "eos")
-
-
-def test_the_baseline_fills_the_context_to_its_end():
-    model = chain(CYCLE, max_length=12)
-    (generation,) = AutoregressiveDecoder(model).generate([[4, 5, 0]], 100)
-    assert len(generation.tokens) == 9
-    assert generation.stop_reason == "context"
+        (generation,) = decoder.generate([prompt], budget)
+        assert (generation.tokens, generation.stop_reason) == (tokens, reason)
 
 
 @pytest.mark.parametrize("gamma", [1, 3, 5])
@@ -230,35 +209,6 @@ def test_greedy_text_beyond_the_drafts_context_is_that_of_generate(
         assert generation.tokens == generated(hf, prompt, min(62, room or 62))
 
 
-def test_a_budget_within_the_context_is_not_cut():
-    model = chain(CYCLE, max_length=12)
-    for decoder in (AutoregressiveDecoder(model), SpeculativeDecoder(model, model, gamma=2)):
-        (generation,) = decoder.generate([[0, 1]], 8)
-        assert (len(generation.tokens), generation.stop_reason) == (8, "length")
-
-
-def test_without_a_limit_there_is_room_for_anything():
-    assert AutoregressiveDecoder(chain(CYCLE)).remaining_context([0]) is None
-
-
-def one_line(error: type[Exception], call) -> str:
-    with pytest.raises(error) as caught:
-        call()
-    message = str(caught.value)
-    assert isinstance(caught.value, UsageError)
-    assert caught.value.exit_code == 2
-    return message
-
-
-@pytest.mark.parametrize("gamma", [0, -3])
-def test_gamma_below_one_is_refused_with_the_name_of_what_is_wanted(gamma: int):
-    model = chain(CYCLE)
-    message = one_line(UsageError, lambda: SpeculativeDecoder(model, model, gamma=gamma))
-    assert message == (
-        f"gamma must be 1 or more, got {gamma}; AutoregressiveDecoder drafts nothing"
-    )
-
-
 @pytest.mark.parametrize("speculative", [True, False])
 def test_what_cannot_be_decoded_is_refused_in_one_line(*, speculative: bool):
     model = chain(CYCLE, max_length=9)
@@ -271,53 +221,34 @@ def test_what_cannot_be_decoded_is_refused_in_one_line(*, speculative: bool):
         (PromptError, "token ids from -1 to 2", lambda: decoder.generate([[0], [2, -1]])),
         (PromptError, "goes from 0 to 5", lambda: decoder.generate([[6]])),
         (UsageError, "max_new_tokens must be 1 or more, got 0", lambda: decoder.generate([[1]], 0)),
+        (UsageError, "batch_size must be 1", lambda: decoder.generate([[1]], batch_size=0)),
         (UsageError, "got 2 seeds for 1 prompts", lambda: decoder.generate([[1]], seed=[1, 2])),
         (
             ContextLengthError,
             "the prompt has 9 tokens and the context holds 9 tokens",
             lambda: decoder.generate([[1] * 9]),
         ),
-        (PromptError, "prompt 0 is empty", lambda: decoder.stream([])),
+        (PromptError, "the prompt is empty", lambda: decoder.stream([])),
+        *(
+            (PromptError, "token ids|input_ids", lambda wrong=wrong: decoder.generate(wrong))
+            for wrong in ("text", ["text"], [1, 2], [[1.5]], [[[1]]], {"input_ids": []})
+        ),
+        # SGLang#24051: another vocabulary would decode garbage
+        (
+            VocabularyMismatchError,
+            "6 tokens.*4",
+            lambda: SpeculativeDecoder(model, chain([1, 2, 3, 0])),
+        ),
+        (
+            UsageError,
+            "^gamma must be 1 or more, got 0$",
+            lambda: SpeculativeDecoder(model, model, gamma=0),
+        ),
     ]:
-        assert said in one_line(error, call)
-
-
-# What is no whole number: a budget of 1.5 was never reached, and a gamma of 2.5 was taken.
-@pytest.mark.parametrize("wrong", [1.5, 2.0, "5", None, True, [2], float("nan"), "x"])
-@pytest.mark.parametrize("name", ["max_new_tokens", "batch_size", "seed"])
-def test_a_number_of_another_type_is_named(name: str, wrong: object):
-    if (name, wrong) in (("batch_size", None), ("seed", [2])):  # all texts; a seed per prompt
-        return
-    model = chain(CYCLE)
-    for decoder in (
-        AutoregressiveDecoder(model),
-        SpeculativeDecoder(model, model, gamma=2),
-        TokenCascade(model, model, 0.5),
-        SequenceCascade(model, model, 0.5),
-        BigLittleDecoder(model, model, 0.5, 1.0),
-        OracleCascade(model, model, Diff(0.0)),
-    ):
-        arguments: dict[str, Any] = {"max_new_tokens": 3, name: wrong}
-        assert name in one_line(UsageError, partial(decoder.generate, [[1]], **arguments))
-
-
-@pytest.mark.parametrize("wrong", [1.5, "5", True, None])
-def test_a_block_length_of_another_type_is_refused(wrong: Any):
-    model = chain(CYCLE)
-    for make in (
-        partial(SpeculativeDecoder, model, model, gamma=wrong),
-        partial(TokenCascade, model, model, 0.5, most_drafted=wrong),
-        partial(BigLittleDecoder, model, model, 0.5, 1.0, most_drafted=wrong),
-    ):
-        assert "must be a whole number" in one_line(UsageError, make)
-
-
-@pytest.mark.parametrize(
-    "wrong", ["text", ["text"], [1, 2], [[1.5]], [["1"]], [[[1]]], None, 3, [None], [{"a": 1}]]
-)
-def test_prompts_that_are_no_lists_of_token_ids_are_refused(wrong: Any):
-    decoder = AutoregressiveDecoder(chain(CYCLE))
-    assert "token ids" in one_line(PromptError, lambda: decoder.generate(wrong, 3))
+        with pytest.raises(error, match=said) as caught:
+            call()
+        assert isinstance(caught.value, UsageError)
+        assert caught.value.exit_code == 2
 
 
 def test_token_ids_of_numpy_and_torch_are_integers_too():
@@ -325,63 +256,14 @@ def test_token_ids_of_numpy_and_torch_are_integers_too():
     (wanted,) = decoder.generate([[0, 1]], 3)
     for prompts in ([np.array([0, 1])], torch.tensor([[0, 1]]), [(np.int64(0), torch.tensor(1))]):
         found: Any = prompts
-        assert decoder.generate(found, np.int64(3)) == [wanted]  # pyright: ignore[reportArgumentType]
-
-
-@pytest.mark.parametrize(
-    ("said", "arguments"),
-    [
-        ("the target must be a loaded model, got 'a'", {"target": "a"}),
-        ("the draft must be a loaded model, got None", {"draft": None}),
-    ],
-)
-def test_arguments_of_another_type_are_named(said: str, arguments: dict[str, Any]):
-    model = chain(CYCLE)
-    given = {"target": model, "draft": model} | arguments
-    assert said in one_line(UsageError, lambda: SpeculativeDecoder(**given))
-
-
-# SGLang#24051: another vocabulary would decode garbage.
-def test_a_draft_of_another_vocabulary_is_refused():
-    message = one_line(
-        VocabularyMismatchError,
-        lambda: SpeculativeDecoder(chain(CYCLE), chain([1, 2, 3, 0])),
-    )
-    assert "6 tokens" in message
-    assert "4" in message
-
-
-class FourWords:
-    def get_vocab(self) -> dict[str, int]:
-        return {"a": 0, "b": 1, "c": 2, "d": 3}
-
-
-class Named(TableModel):
-    tokenizer = FourWords()
-
-
-@pytest.mark.parametrize("padded", ["target", "draft"])
-def test_padding_that_one_model_alone_has_is_sliced_off(padded: str):
-    """The wider model puts half of its mass on two columns that no token names."""
-    wide = TableModel(torch.tensor([0.2, 0.1, 0.1, 0.1, 0.25, 0.25]).repeat(6, 1))
-    narrow = Named(torch.tensor([0.1, 0.4, 0.3, 0.2]).repeat(4, 1))
-    target, draft = (wide, narrow) if padded == "target" else (narrow, wide)
-    for penalty in (1.0, 1.2):
-        sampling = SamplingParams(repetition_penalty=penalty)
-        decoder = SpeculativeDecoder(target, draft, gamma=3, sampling=sampling)
-        for generation in decoder.generate([[1], [3, 2]], 40):
-            assert max(generation.tokens) <= 3
-            assert generation.stats.num_accepted > 0
+        assert decoder.generate(found, 3) == [wanted]
 
 
 BAD = 58  # the only token behind which float16 overflows
 
 
-def overflowing(architecture: str = "llama", *, writes_it: bool = False) -> HfModel:
-    """Behind token BAD, a product in layer 2 is above 65,504.
-
-    `writes_it`: BAD is the most likely token, so the overflow begins behind a prompt without it.
-    """
+def overflowing(architecture: str = "llama") -> HfModel:
+    """Behind token BAD, a product in layer 2 is above 65,504."""
     hf: Any = tiny_hf(architecture)
     table = hf.get_input_embeddings().weight.data
     table[:, 0], table[BAD] = 0, 0
@@ -391,52 +273,36 @@ def overflowing(architecture: str = "llama", *, writes_it: bool = False) -> HfMo
             module.weight.data[0] = 0  # the first value of a hidden state tells BAD from others
         if ".2." in name and name.endswith((".gate_proj", ".up_proj", ".wi_0", ".wi_1")):
             module.weight.data[0, 0] = 8000
-    if writes_it:
-        hf.lm_head.bias = torch.nn.Parameter(3e3 * (torch.arange(len(table)) == BAD))
     return wrap_model(hf.half())
 
 
-def names_layer(layer: str = "model.layers.2.mlp.down_proj") -> Any:
-    said = f"are NaN or infinite in float16 (first in {layer}"
-    return pytest.raises(ModelLoadError, match=re.escape(said))
+def refused() -> Any:
+    return pytest.raises(ModelLoadError, match="are NaN or infinite in float16")
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(), SamplingParams(top_p=0.9)])
-@pytest.mark.parametrize("writes_it", [False, True])
-@pytest.mark.parametrize("backend", [Backend(), registered()])
-def test_logits_that_are_not_finite_are_one_line_that_names_the_layer(
-    sampling: SamplingParams, backend: Backend, *, writes_it: bool
-):
-    bad, good = overflowing(writes_it=writes_it), wrap_model(tiny_hf().half())
-    prompts = [[5, 6, 7], [8, 9] if writes_it else [8, BAD, 9]]
+def test_logits_that_are_not_finite_are_one_line(sampling: SamplingParams):
+    bad, good = overflowing(), wrap_model(tiny_hf().half())
+    prompts = [[5, 6, 7], [8, BAD, 9]]
     with torch.inference_mode():
         fine = [bool(bad.hf(torch.tensor([each])).logits.isfinite().all()) for each in prompts]
-    assert fine == [True, writes_it], "by transformers"
-    decoders: list[Any] = [AutoregressiveDecoder(bad, sampling)]
-    decoders.append(SpeculativeDecoder(bad, good, None, 3, sampling))
-    if not writes_it:  # the text that a draft proposes is not that of its target
-        decoders.append(SpeculativeDecoder(good, bad, None, 3, sampling))
-    for decoder in decoders:
-        with using(backend), names_layer():
+    assert fine == [True, False], "by transformers"
+    for decoder in (
+        AutoregressiveDecoder(bad, sampling),
+        SpeculativeDecoder(bad, good, None, 3, sampling),
+        SpeculativeDecoder(good, bad, None, 3, sampling),
+    ):
+        with refused():
             decoder.generate(prompts, 8, eos_token_ids=[], batch_size=1)
 
 
-def test_a_draft_that_overflows_behind_its_own_tokens_is_one_line():
-    decoder = SpeculativeDecoder(wrap_model(tiny_hf().half()), overflowing(writes_it=True))
-    with pytest.raises(ModelLoadError, match="target or draft are NaN or infinite"):
-        decoder.generate([[5, 6, 7]], 8, eos_token_ids=[])
-
-
-def test_an_encoder_that_overflows_is_named():
+def test_an_encoder_and_a_text_that_is_scored_may_overflow_too():
     model = overflowing("t5_v1_1")
     AutoregressiveDecoder(model).generate([[5, 6, 7]], 4)
-    with names_layer("encoder.block.2.layer.1.DenseReluDense"):
+    with refused():
         AutoregressiveDecoder(model).generate([[5, BAD, 7]], 4)
-
-
-def test_text_that_is_scored_and_overflows_is_refused():
     model = overflowing()
-    with names_layer():
+    with refused():
         document_nats(model, [8, BAD, 9])
-    with names_layer():
+    with refused():
         forced_logits(model, [8], [BAD, 9], SamplingParams(), model.vocab_size)

@@ -109,21 +109,17 @@ def test_a_wrong_threshold_is_one_line_that_names_it(override: str, names: str):
     assert names in str(caught.value)
 
 
-def test_an_oracle_cascade_refuses_a_rule_that_judges_single_tokens():
-    with pytest.raises(UsageError, match="whole token from one model"):
-        OracleCascade(TARGET, DRAFT, TokenV3(0.5))
-
-
 @pytest.mark.parametrize(
     ("make", "names"),
     [
         (lambda: TokenCascade(TARGET, DRAFT, 1.2), "alpha"),
         (lambda: SequenceCascade(TARGET, DRAFT, -0.1), "alpha"),
         (lambda: BigLittleDecoder(TARGET, DRAFT, 2.0, 1.0), "fallback"),
-        (lambda: BigLittleDecoder(TARGET, DRAFT, 0.5, float("nan")), "rollback"),
+        (lambda: BigLittleDecoder(TARGET, DRAFT, 0.5, float("nan")), "threshold"),
+        (lambda: OracleCascade(TARGET, DRAFT, TokenV3(0.5)), "whole token from one model"),
     ],
 )
-def test_a_threshold_out_of_its_range_is_refused(make, names: str):
+def test_a_threshold_out_of_its_range_or_a_rule_for_single_tokens_is_refused(make, names: str):
     with pytest.raises(UsageError, match=names):
         make()
 

@@ -1,20 +1,15 @@
 """Texts and chats as prompts, against `generate` of transformers with the same tokenizer."""
 
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from paceline.core.sampling import SamplingParams
-from paceline.core.stats import DecodeStats
 from paceline.decode import (
     AutoregressiveDecoder,
-    Block,
     Generation,
-    Piece,
     SpeculativeDecoder,
-    TextGeneration,
 )
 from paceline.errors import PromptError
 from paceline.models import HfModel
@@ -118,7 +113,7 @@ def test_what_is_no_prompt_or_cannot_be_one_is_refused_in_one_line():
     for said, prompts in [
         ("must be a list of texts, chats or lists of token ids", tokenizer("the")),
         ("must be a list of texts, chats or lists of token ids", user),
-        ("every prompt must be a text, a chat or a list of token ids", ["the", 3]),
+        ("prompt 1 is 3; give a list of texts, chats or lists of token ids", ["the", 3]),
         ("the prompt is a chat, but the tokenizer has no chat template", [user]),
         ("prompt 1 ends with the assistant's message", ["the", [user, answer]]),
         ("wanted role and content as strings", [{"a": 1}]),
@@ -136,34 +131,3 @@ def test_a_model_without_a_tokenizer_takes_no_text():
     for call in (decoder.generate, decoder.stream):
         with pytest.raises(PromptError, match=r"^the prompt is 'Once', but the target has no"):
             call("Once")
-
-
-STATS = DecodeStats(num_blocks=2, num_drafted=4, num_accepted=3, num_recovered=1, num_bonus=1)
-BLOCK = Block((7, 8), ("accepted", "recovered"), 2)
-PIECES = (Piece("<b> & ", "accepted", 7, BLOCK), Piece("so\n", "recovered", 8, BLOCK))
-
-
-def test_a_generation_is_one_short_line():
-    """5 tokens of 2 blocks, by hand."""
-    assert (
-        repr(Generation([1, 2, 3, 4, 5], "eos", STATS))
-        == "<Generation of 5 tokens, stopped by eos, 2.50 tokens per target call: [1, 2, 3, 4, 5]>"
-    )
-    assert (
-        repr(TextGeneration([7, 8], "length", DecodeStats(), "<b> & so\n", PIECES))
-        == r"<TextGeneration of 2 tokens, stopped by length: '<b> & so\n'>"
-    )
-    long = TextGeneration([1] * 900, "length", STATS, "word " * 900, ())
-    assert len(repr(long)) < 160
-
-
-def test_in_a_notebook_a_text_is_shown_with_the_source_of_each_token():
-    found = TextGeneration([7, 8], "length", STATS, "<b> & so\n", PIECES)
-    shown: list[tuple[str, str | None]] = []
-    reader = HTMLParser()
-    opened: list[str | None] = []
-    reader.handle_starttag = lambda tag, attrs: opened.append(dict(attrs).get("title"))
-    reader.handle_data = lambda data: shown.append((data, opened[-1]))
-    reader.feed(found._repr_html_())
-    assert shown[:2] == [("<b> & ", "accepted"), ("so\n", "recovered")]
-    assert shown[2][0].startswith("<TextGeneration of 2 tokens")

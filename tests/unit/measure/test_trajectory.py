@@ -7,21 +7,26 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.config import validate
 from paceline.core.sampling import SamplingParams
 from paceline.core.speed import mbsu, tokens_and_blocks
 from paceline.data.tokens import encode
 from paceline.decode import AutoregressiveDecoder
 from paceline.errors import ConfigError, UsageError
 from paceline.measure.acceptance import PairTexts, score_texts
-from paceline.measure.trajectory import TrajectoryConfig, checkpoints_of, gain_of, trajectory
-from paceline.models import load_model, prepare_for_decoding
+from paceline.measure.trajectory import (
+    TrajectoryConfig,
+    checkpoints_of,
+    gain_of,
+    kept_logits,
+    trajectory,
+)
+from paceline.models import HfModel, load_model, prepare_for_decoding, wrap_model
 from paceline.results.figures import as_values
 from paceline.results.row import Row
 from paceline.tasks import build_task
 from paceline.train import align
-from paceline.view.training_pages import along, draw_trajectories
-from support.reports import trajectory_row
+from support.configs import small
+from support.models import tiny_hf, tiny_pair
 from support.runs import align_config, write_corpus
 
 
@@ -36,19 +41,9 @@ def folder(folder: Path) -> Path:
 
 
 def config(folder: Path, output: Path, **changes: Any) -> TrajectoryConfig:
-    corpus = str(folder / "corpus.jsonl")
-    values: dict[str, Any] = {
-        "target": str(folder / "target"),
-        "runs": [str(folder / "first"), str(folder / "second")],
-        "tasks": {"text": corpus},
-        "samplings": [{"temperature": 0}, {"temperature": 0.6, "top_p": 0.9}],
-        "gammas": [1, 3],
-        "num_prompts": 4,
-        "max_prompt_tokens": 6,
-        "max_new_tokens": 10,
-        "output": str(output),
-    }
-    return validate(TrajectoryConfig, values | changes)
+    given = {"runs": [str(folder / "first"), str(folder / "second")], "gammas": [1, 3]}
+    given["samplings"] = [{"temperature": 0}, {"temperature": 0.6, "top_p": 0.9}]
+    return small("trajectory", folder, output, **given | changes)
 
 
 SMALL: dict[str, Any] = {"samplings": [{"temperature": 0}], "gammas": [1]}
@@ -111,33 +106,45 @@ def test_figures_are_those_of_the_texts_that_are_kept(folder: Path, tmp_path: Pa
     assert gain is not None
     assert gain.value == pytest.approx(tau / as_values(before)["block_efficiency"].value, rel=1e-5)
     assert gain.low <= gain.value <= gain.high
-    draw_trajectories(rows, tmp_path / "plot.png")
-    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_an_output_of_other_settings_and_what_is_no_run_are_refused(
-    folder: Path, tmp_path: Path, begun: Measured
+TASK = {"a": {"task": "text", "corpus": "corpus.jsonl"}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"target": "nowhere"}, "nowhere"),
+        ({"tasks": {"a": "nowhere.jsonl"}}, "nowhere"),
+        ({"runs": ["."]}, "is not a training run"),
+        ({"scored_tasks": TASK}, "the task a has no metric; move it to tasks"),
+        ({"scored_tasks": {"text": TASK["a"]}}, "tasks and scored_tasks both have text; rename"),
+        ({"tasks": {}}, "name tasks or scored_tasks"),
+    ],
+    ids=range(6),
+)
+def test_a_mistake_is_one_line_and_leaves_the_directory_free(
+    changes: dict[str, Any],
+    said: str,
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ):
+    monkeypatch.chdir(folder)
+    with pytest.raises(UsageError, match=said):
+        trajectory(config(folder, tmp_path / "out", **changes))
+    if "target" in changes:
+        assert trajectory(config(folder, tmp_path / "out", **SMALL))
+
+
+def test_an_output_of_other_settings_or_another_version_is_refused(begun: Measured, tmp_path: Path):
     with pytest.raises(UsageError, match="holds a run with another num_prompts"):
         trajectory(begun.config.model_copy(update={"num_prompts": 2}))
-    with pytest.raises(UsageError, match="is not a run directory"):
-        trajectory(config(folder, tmp_path / "new", runs=[str(tmp_path)]))
-
-
-def test_rows_of_another_version_are_refused_in_one_line(begun: Measured, tmp_path: Path):
     made = begun.continued(tmp_path / "out")
     kept = tmp_path / "out" / "rows.jsonl"
     kept.write_text(kept.read_text("utf-8").replace('"schema_version": ', '"schema_version": 9'))
-    with pytest.raises(UsageError, match=r"rows.jsonl has a row that is not .* remove the file"):
+    with pytest.raises(UsageError, match=r"rows.jsonl row 1 has schema_version 91"):
         trajectory(made)
-
-
-def test_a_mistake_leaves_the_directory_free(folder: Path, tmp_path: Path):
-    out = tmp_path / "out"
-    for changes in ({"target": str(tmp_path / "nowhere")}, {"tasks": {"a": "nowhere.jsonl"}}):
-        with pytest.raises(UsageError, match="nowhere"):
-            trajectory(config(folder, out, **changes))
-    assert trajectory(config(folder, out, **SMALL))
 
 
 def test_texts_of_another_target_at_the_same_place_are_not_mixed_in(folder: Path, tmp_path: Path):
@@ -192,42 +199,11 @@ def test_rows_that_are_there_are_not_measured_again_and_runs_of_one_draft_share_
     assert all(gain_of(row, both) for row in both if row.has(label="end"))
 
 
-def test_at_least_one_prompt_remains_after_the_skipped_ones(folder: Path, tmp_path: Path):
-    second = {"runs": [str(folder / "second")], **SMALL}
-    rows = trajectory(config(folder, tmp_path / "out", skip_prompts=5, **second))
-    assert {row.units for row in rows} == {(5, 6)}
-    with pytest.raises(UsageError, match="has 7 prompts and skip_prompts is 7; lower it"):
-        trajectory(config(folder, tmp_path / "none", skip_prompts=7))
-
-
 def test_samplings_that_differ_have_texts_of_their_own(folder: Path, tmp_path: Path):
     shaped = [{"temperature": 0.6}, {"temperature": 0.6, "repetition_penalty": 1.5}]
     changes = {"samplings": shaped, "gammas": [1], "runs": [str(folder / "second")]}
     trajectory(config(folder, tmp_path / "out", **changes))
     assert len(list((tmp_path / "out" / "texts").iterdir())) == 2
-
-
-def test_runs_are_laid_end_to_end():
-    def at(run: str, step: int, elapsed_s: float) -> Row:
-        row = trajectory_row(run, "end", step, 3)
-        return row.model_copy(update={"totals": {"elapsed_s": elapsed_s}})
-
-    drafts = [at("a", 0, 0), at("a", 10, 3), at("b", 0, 0), at("b", 4, 2), at("c", 1, 1)]
-    assert along(drafts, "step") == [0, 10, 10, 14, 15]
-    assert along(drafts, "elapsed_s") == [0, 3, 3, 5, 6]
-
-
-def test_a_run_whose_first_draft_is_another_by_now_has_no_start(folder: Path, tmp_path: Path):
-    run = tmp_path / "second"
-    shutil.copytree(folder / "second", run)
-    manifest = json.loads((run / "manifest.json").read_text())
-    moved = shutil.copytree(folder / "first" / "draft", tmp_path / "draft")
-    manifest["config"]["draft"] = str(moved)
-    (run / "manifest.json").write_text(json.dumps(manifest))
-    assert [stop.label for stop in checkpoints_of(run)] == ["start", "end"]
-    shutil.copytree(folder / "draft", moved, dirs_exist_ok=True)
-    with pytest.raises(UsageError, match=r"the initial draft of .* has changed since the run"):
-        list(checkpoints_of(run))
 
 
 def test_own_answers_of_drafts_are_scored_on_the_examples_of_a_task(folder: Path, tmp_path: Path):
@@ -240,7 +216,6 @@ def test_own_answers_of_drafts_are_scored_on_the_examples_of_a_task(folder: Path
         runs=[str(folder / "first")],
         scored_tasks={"questions": task},
         samplings=[{"temperature": 1.0}],
-        skip_prompts=2,
     )
     found = trajectory(made)
     scored = [row for row in found if row.has(task="questions")]
@@ -249,14 +224,14 @@ def test_own_answers_of_drafts_are_scored_on_the_examples_of_a_task(folder: Path
     places = {stop.fingerprint: stop.path for stop in checkpoints_of(folder / "first")}
     # by another road: one example after the other, in the order of the task
     built = build_task(task)
-    examples = built.examples("test", 6)[2:]
+    examples = built.examples("test", 4)
     for row in scored[::2]:
         draft = load_model(places[row.source.fingerprints["draft"]])
         assert draft.tokenizer is not None
         decoder = AutoregressiveDecoder(prepare_for_decoding(draft), SamplingParams())
         decoder.forces_eos = False
         scores: list[float] = []
-        for number, example in enumerate(examples, start=2):
+        for number, example in enumerate(examples):
             prompt, _ = encode(example.record, draft.tokenizer)
             (answer,) = decoder.generate([prompt], 10, seed=[number])
             text = draft.tokenizer.decode(answer.tokens, skip_special_tokens=True)
@@ -269,12 +244,69 @@ def test_own_answers_of_drafts_are_scored_on_the_examples_of_a_task(folder: Path
         trajectory(made)
 
 
-def test_tasks_that_cannot_be_scored_or_are_named_twice_are_one_line(folder: Path, tmp_path: Path):
-    corpus = str(folder / "corpus.jsonl")
-    plain = {"a": {"task": "text", "corpus": corpus}}
-    with pytest.raises(UsageError, match="the task a has no metric; move it to tasks"):
-        trajectory(config(folder, tmp_path / "out", scored_tasks=plain))
-    with pytest.raises(ConfigError, match="tasks and scored_tasks both have text; rename one"):
-        config(folder, tmp_path / "out", scored_tasks={"text": plain["a"]})
-    with pytest.raises(ConfigError, match="name tasks or scored_tasks"):
-        config(folder, tmp_path / "out", tasks={})
+PROMPTS = [[5], [7, 8, 9, 4], [11, 12], [6, 6, 5], [9, 10, 11, 12, 13]]
+TEXTS = [[3, 4, 5], [8, 9, 10, 11, 12, 13], [4], [20, 21, 22, 23], [3, 9]]
+SAMPLING = SamplingParams(temperature=0.7, top_p=0.9, repetition_penalty=1.2)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma2", "cohere", "t5_v1_1", "bart"])
+def test_scores_of_every_draft_are_those_of_a_pass_of_its_own(architecture: str):
+    target, draft = tiny_pair(architecture)
+    kept = kept_logits(target)
+    for other in (draft, target):
+        texts = PairTexts(target, other, PROMPTS, TEXTS, SAMPLING)
+        both = score_texts(texts), score_texts(texts, target_logits=kept)
+        for wanted, got in zip(*both, strict=True):
+            torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_the_target_processes_each_text_once(monkeypatch: pytest.MonkeyPatch):
+    target, draft = tiny_pair()
+    kept = kept_logits(target)  # compares the head with that of transformers
+    passes: list[int] = []
+    hidden = type(target).hidden
+
+    def counted(self: HfModel, batch: object) -> torch.Tensor:
+        passes.extend([1] * (self is target))
+        return hidden(self, batch)  # pyright: ignore[reportArgumentType]
+
+    monkeypatch.setattr(type(target), "hidden", counted)
+    monkeypatch.setattr("paceline.measure.acceptance._MOST_LOGITS", 0)  # four texts in a batch
+    monkeypatch.setattr("paceline.measure.acceptance._MOST_LOGITS_CUDA", 0)
+    for _ in range(2):
+        score_texts(PairTexts(target, draft, PROMPTS, TEXTS, SAMPLING), target_logits=kept)
+        assert len(passes) == 2
+
+
+@pytest.mark.parametrize("architecture", ["llama", "t5_v1_1"])
+def test_scores_do_not_depend_on_the_size_of_a_batch(
+    architecture: str, monkeypatch: pytest.MonkeyPatch
+):
+    texts = PairTexts(*tiny_pair(architecture), PROMPTS, TEXTS, SAMPLING)
+    assert texts.batch_size == 64, "tiny models"
+    found = score_texts(texts)
+    monkeypatch.setattr("paceline.measure.acceptance._MOST_TEXTS", 1)
+    for together, alone in zip(found, score_texts(texts), strict=True):
+        torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_tokens_that_models_may_not_write_leave_the_cross_entropy_as_it_is(keeps: bool):
+    """By transformers, without the columns of these tokens."""
+    hfs = tiny_hf(seed=0), tiny_hf(seed=1, num_hidden_layers=2)
+    for hf in hfs:
+        hf.generation_config.suppress_tokens = [30, 41]  # pyright: ignore
+    target, draft = map(wrap_model, hfs)
+    texts = PairTexts(target, draft, PROMPTS, TEXTS, SamplingParams())
+    kept = kept_logits(target) if keeps else None
+    found = score_texts(texts, target_logits=kept, with_cross_entropy=True)
+    assert found.cross_entropy_BT is not None
+    allowed = [token for token in range(61) if token not in (30, 41)]
+    for row, (prompt, text) in enumerate(zip(PROMPTS, TEXTS, strict=True)):
+        whole = torch.tensor([[*prompt, *text]])
+        with torch.no_grad():
+            p_TV, q_TV = (hf(whole).logits[0, len(prompt) - 1 : -1, allowed] for hf in hfs)
+        wanted_T = torch.nn.functional.cross_entropy(q_TV, p_TV.softmax(-1), reduction="none")
+        got_T = found.cross_entropy_BT[row]
+        torch.testing.assert_close(got_T[: len(text)], wanted_T, rtol=1e-4, atol=1e-5)
+        assert not got_T[len(text) :].any()

@@ -1,6 +1,7 @@
 """Models of images and text: their text is that of generate() of the whole model.
 
-Their classes are not those of causal language models in transformers.
+Their classes are not those of causal language models in transformers. Weights that text does not
+read are neither counted nor drafted.
 """
 
 from pathlib import Path
@@ -8,13 +9,19 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForImageTextToText, GenerationConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForImageTextToText,
+    GenerationConfig,
+    PreTrainedModel,
+)
 
 from paceline.core.sampling import SamplingParams
 from paceline.decode import SpeculativeDecoder
 from paceline.errors import UnsupportedModelError
-from paceline.models import load, load_model
+from paceline.models import load, load_model, wrap_model
 from paceline.models.drafts.save import save_draft
+from paceline.models.inspection import inspect_model
 from paceline.train.initial_draft import DraftConfig, make_draft
 from support.checkpoints import edit
 from support.models import LLAMA_LIKE, generated, tiny_tokenizer
@@ -22,11 +29,15 @@ from support.models import LLAMA_LIKE, generated, tiny_tokenizer
 PROMPTS = [[5, 6, 7, 9], [11, 4], [8, 5, 9, 30, 21, 7]]
 _TOWER = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
 _TOWER |= {"num_attention_heads": 4, "image_size": 28, "patch_size": 14}
-_TOWER |= {"num_heads": 4, "depth": 2, "embed_dim": 32, "out_hidden_size": 32}  # of Qwen
+_GEMMA = {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"] * 2}
+_GEMMA |= {"query_pre_attn_scalar": 8, "tie_word_embeddings": True}
+_GEMMA |= {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 266}  # of Gemma 4
+_GEMMA |= {"num_kv_shared_layers": 0, "global_head_dim": 8, "enable_moe_block": False}
 _SECTIONS = {"qwen2_5_vl": [1, 1, 2], "qwen3_vl": [2, 1, 1]}
 DRAFTS = {"mistral3": "mistral", "llava": "llama", "internvl": "qwen2", "smolvlm": "llama"}
 """The type of the language model alone, by that of the whole model."""
 KINDS = [*DRAFTS, *_SECTIONS]
+_OTHERS = ("vision", "audio", "multi_modal")  # in the names that transformers gives
 
 
 def saved(kind: str, folder: Path) -> PreTrainedModel:
@@ -37,12 +48,17 @@ def saved(kind: str, folder: Path) -> PreTrainedModel:
     if kind in _SECTIONS:
         rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": _SECTIONS[kind]}
         text["rope_parameters"] = rope
+        tower |= {"num_heads": 4, "depth": 2, "embed_dim": 32, "out_hidden_size": 32}
         tower |= {"fullatt_block_indexes": [1], "deepstack_visual_indexes": [0]}
-    types = default.get_text_config(decoder=True).model_type, default.vision_config.model_type
+    if kind.startswith("gemma"):
+        text |= _GEMMA
+    types = [default.get_text_config(decoder=True).model_type]
+    types += [getattr(default.vision_config, "model_type", f"{kind}_vision")]
     config: Any = AutoConfig.for_model(
         kind,
         text_config=text | {"model_type": types[0]},
         vision_config=tower | {"model_type": types[1]},
+        mm_tokens_per_image=4,
     )
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -71,7 +87,7 @@ def test_attention_of_the_hub_is_not_used_by_the_part_that_reads_text_either(tmp
     assert model.hf.config.get_text_config()._attn_implementation == "sdpa"
 
 
-@pytest.mark.filterwarnings("ignore:.*tokenizer.json gives")  # the tests' one is not Qwen's
+@pytest.mark.filterwarnings("ignore:.*than tokenizer.json")  # the tests' one is not Qwen's
 @pytest.mark.parametrize("kind", DRAFTS)
 def test_drafts_are_language_models_alone(kind: str, tmp_path: Path):
     hf = saved(kind, tmp_path / "target")
@@ -91,3 +107,34 @@ def test_what_has_no_language_model_alone_gives_no_draft(kind: str, tmp_path: Pa
     target = load_model(tmp_path, "float32")
     with pytest.raises(UnsupportedModelError, match="name a draft that has its tokenizer"):
         make_draft(DraftConfig(target="t", out=tmp_path / "draft", layers=[0, 3]), target)
+
+
+def logits_of(hf: Any) -> torch.Tensor:
+    with torch.inference_mode():
+        return hf(input_ids=torch.tensor([PROMPTS[2] + PROMPTS[0]]), use_cache=False).logits[0]
+
+
+@pytest.mark.parametrize("kind", ["gemma3", "gemma4"])
+def test_a_draft_of_all_layers_is_the_text_part_alone(kind: str, tmp_path: Path):
+    hf = saved(kind, tmp_path / "target")
+    read = sum(
+        weight.numel()
+        for name, weight in hf.named_parameters()
+        if not any(other in name for other in _OTHERS)
+    )
+    assert read < hf.num_parameters()
+    target = wrap_model(hf, tiny_tokenizer())
+    assert target.num_parameters == read
+    assert inspect_model(tmp_path / "target").num_parameters == read
+    every = DraftConfig(target="t", out=tmp_path / "draft", layers=[0, 1, 2, 3])
+    draft = make_draft(every, target)
+    assert draft.num_parameters == draft.hf.num_parameters() == read
+    torch.testing.assert_close(logits_of(draft.hf), logits_of(hf))
+    if kind == "gemma4":  # its embeddings have a part for each layer
+        return
+    half = make_draft(every.model_copy(update={"layers": [0, 3]}), target)
+    assert target.hf.config.get_text_config().num_hidden_layers == 4
+    save_draft(half, tmp_path / "target", tmp_path / "draft")
+    again = load_model(tmp_path / "draft", "float32")
+    assert again.hf.config.model_type == "gemma3_text"
+    torch.testing.assert_close(logits_of(again.hf), logits_of(half.hf))

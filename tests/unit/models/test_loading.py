@@ -1,17 +1,13 @@
 """Loading: what works, and one clear line for each thing that can be wrong with the place."""
 
-import importlib.metadata
 import json
 import os
 import shutil
 import struct
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -20,16 +16,16 @@ import huggingface_hub
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import WhisperConfig
 
-import paceline
-from paceline.environment import environment
-from paceline.errors import ModelLoadError, UnsupportedModelError, UsageError
-from paceline.models import load_model, wrap_model
+from paceline.errors import ModelLoadError, UsageError
+from paceline.models import load_model, precision, wrap_model
 from paceline.models.inspection import inspect_model
 from paceline.models.loading import fingerprint, load_tokenizer
+from paceline.models.precision import choose_precision
+from paceline.train import align
 from support.checkpoints import edit, fails
 from support.models import tiny_hf, tiny_tokenizer
+from support.runs import align_config, write_pair
 
 
 def test_a_directory_gives_the_model_and_its_tokenizer(model_directory: Path):
@@ -42,15 +38,6 @@ def test_a_directory_gives_the_model_and_its_tokenizer(model_directory: Path):
     assert model.tokenizer is not None
     assert model.tokenizer.decode(model.tokenizer.encode("the cat, ünïcode")) == "the cat, ünïcode"
     assert not model.hf.training
-
-
-def test_threads_may_load_models_at_the_same_time(tmp_path: Path):
-    """transformers replaces parts of torch while it builds a model, for all threads."""
-    tiny_hf("t5").save_pretrained(tmp_path)
-    with ThreadPoolExecutor(4) as threads:
-        models = list(threads.map(load_model, [tmp_path] * 8))
-    weights = [model.hf.state_dict() for model in models]
-    assert all(torch.equal(own[name], weights[0][name]) for own in weights for name in own)
 
 
 def test_embedding_rows_beyond_the_tokenizer_do_not_count(model_directory: Path):
@@ -74,61 +61,13 @@ def test_tied_embeddings_are_no_missing_weights(tmp_path: Path):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_the_asked_dtype_is_the_dtype(model_directory: Path, dtype: str):
+def test_the_dtype_is_the_asked_one_or_the_precision_that_was_chosen(
+    model_directory: Path, dtype: str, monkeypatch: pytest.MonkeyPatch
+):
     assert load_model(model_directory, dtype=dtype).dtype == getattr(torch, dtype)  # pyright: ignore
-
-
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_auto_dtype_is_the_precision_that_was_chosen(
-    model_directory: Path, precision: str, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setenv("PACELINE_PRECISION", precision)
-    assert load_model(model_directory, device="cpu").dtype == getattr(torch, precision)
-
-
-def test_models_load_from_a_source_tree_that_is_not_installed(
-    model_directory: Path, monkeypatch: pytest.MonkeyPatch
-):
-    def only_others(package: str) -> str:
-        if package == "paceline":
-            raise importlib.metadata.PackageNotFoundError(package)
-        return version(package)
-
-    version = importlib.metadata.version
-    monkeypatch.setattr("importlib.metadata.version", only_others)
-    assert load_model(model_directory).tokenizer is not None
-    assert environment()["versions"]["paceline"] == paceline.__version__
-
-
-def test_a_missing_path_says_what_to_name(tmp_path: Path):
-    fails(tmp_path / "nothing", "does not exist", "hub id")
-
-
-def test_a_name_that_is_neither_path_nor_reachable_says_both():
-    fails(
-        "nobody/nothing",
-        "is not a local path or a hub id that can be reached",
-        "check the spelling",
-    )
-
-
-def test_a_file_that_is_no_gguf_is_refused(model_directory: Path):
-    fails(model_directory / "model.safetensors", "is a file", "directory")
-
-
-def test_a_directory_without_config_is_refused(model_directory: Path):
-    (model_directory / "config.json").unlink()
-    fails(model_directory, "has no config.json")
-
-
-def test_a_directory_that_holds_a_gguf_names_the_file(tmp_path: Path):
-    (tmp_path / "model.Q4.gguf").write_bytes(b"")
-    fails(tmp_path, str(tmp_path / "model.Q4.gguf"))
-
-
-def test_a_directory_without_weights_is_refused(model_directory: Path):
-    (model_directory / "model.safetensors").unlink()
-    fails(model_directory, "no weights", "model.safetensors")
+    if dtype != "float16":
+        monkeypatch.setenv("PACELINE_PRECISION", dtype)
+        assert load_model(model_directory, device="cpu").dtype == getattr(torch, dtype)
 
 
 def lie_about_a_shape(data: bytes) -> bytes:
@@ -140,46 +79,71 @@ def lie_about_a_shape(data: bytes) -> bytes:
     return struct.pack("<Q", len(text)) + text + data[8 + length :]
 
 
-@pytest.mark.parametrize(
-    "damaged",
-    [
-        lambda data: data[: len(data) // 2],
-        lambda data: data[:40],
-        lambda _: b"",
-        lambda data: b"\xff" * 16 + data[16:],
-        lie_about_a_shape,
-    ],
-    ids=["cut", "cut in the header", "empty", "another header", "another shape"],
-)
-def test_damaged_safetensors_are_refused(model_directory: Path, damaged: Callable[[bytes], bytes]):
-    file = model_directory / "model.safetensors"
-    file.write_bytes(damaged(file.read_bytes()))
-    fails(model_directory, "cannot be read", "download it again")
+def file(name: str, change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
+    """Change the bytes of a file."""
+    return lambda folder: (folder / name).write_bytes(change((folder / name).read_bytes())) and None
 
 
-def test_damaged_text_files_are_refused(model_directory: Path):
-    good = (model_directory / "config.json").read_text()
-    (model_directory / "config.json").write_text(good[:50])
-    fails(model_directory, "cannot be read")
-    (model_directory / "config.json").write_text(good)
-    (model_directory / "tokenizer.json").write_text("{")
-    fails(model_directory, "cannot be read")
+def weights(change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
+    return file("model.safetensors", change)
 
 
-def test_missing_weights_are_an_error_not_random_numbers(model_directory: Path):
-    edit(model_directory / "config.json", num_hidden_layers=5)
-    fails(model_directory, "do not match", "9 weights are missing", "model.layers.4.")
+def gone(name: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).unlink()
 
 
-def test_weights_of_another_size_are_an_error(model_directory: Path):
-    edit(model_directory / "config.json", intermediate_size=40)
-    fails(model_directory, "12 weights have a different size", "mlp.down_proj.weight")
+def config(**changes: Any) -> Callable[[Path], None]:
+    return lambda folder: edit(folder / "config.json", **changes)
 
 
-def test_encoders_of_something_else_than_text_are_refused_by_name(tmp_path: Path):
-    WhisperConfig().save_pretrained(tmp_path)
-    (tmp_path / "model.safetensors").write_bytes(b"")
-    fails(tmp_path, "whisper is an encoder-decoder that", "T5", error=UnsupportedModelError)
+WEIGHT = "model.layers.3.mlp.up_proj.weight"
+
+
+def one(value: float, kind: torch.dtype = torch.float32) -> Callable[[Path], None]:
+    """Set one value of a weight."""
+
+    def change(folder: Path) -> None:
+        path = folder / "model.safetensors"
+        found = load_file(path)
+        found[WEIGHT][5, 7] = value
+        save_file({name: weight.to(kind) for name, weight in found.items()}, path, {"format": "pt"})
+
+    return change
+
+
+DAMAGED = ("cannot be read", "download it again")
+WRONG: dict[str, tuple[Any, ...]] = {  # what is changed in a good directory, and words of the error
+    "no config": (gone("config.json"), "does not hold config.json"),
+    "no weights": (gone("model.safetensors"), "does not hold", "model.safetensors"),
+    "cut weights": (weights(lambda data: data[: len(data) // 2]), *DAMAGED),
+    "weights cut in the header": (weights(lambda data: data[:40]), *DAMAGED),
+    "empty weights": (weights(lambda _: b""), *DAMAGED),
+    "another header": (weights(lambda data: b"\xff" * 16 + data[16:]), *DAMAGED),
+    "another shape": (weights(lie_about_a_shape), *DAMAGED),
+    "cut config": (file("config.json", lambda data: data[:50]), *DAMAGED),
+    "cut tokenizer": (file("tokenizer.json", lambda _: b"{"), *DAMAGED),
+    "a layer too few": (config(num_hidden_layers=5), "9 weights are missing", "model.layers.4."),
+    "narrower": (config(intermediate_size=40), "12 weights have a different size", "down_proj"),
+    "unknown kind": (config(model_type="llama9"), "`llama9`", "does not recognize"),
+    "no kind": (file("config.json", lambda _: b'{"learning_rate": 0.1}'), "model_type"),
+    "gptq": (config(quantization_config={"quant_method": "gptq", "bits": 4}), "pip install"),
+    "awq": (config(quantization_config={"quant_method": "awq", "bits": 4}), "pip install"),
+    "not a number": (one(float("nan")), f"holds NaN in {WEIGHT} (1 of 1,536 values)"),
+    "infinite": (one(float("inf"), torch.bfloat16), f"infinite values in {WEIGHT} (1 of 1,536"),
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # of the quantizers
+@pytest.mark.parametrize("case", WRONG)
+def test_what_is_wrong_with_a_directory_is_said(model_directory: Path, case: str):
+    change, *words = WRONG[case]
+    change(model_directory)
+    fails(model_directory, *words)
+
+
+def test_a_name_of_nothing_says_what_to_name():
+    fails("nothing/at/all", "does not exist", "hub id")
+    fails("nobody/nothing", "is not a local path or a hub id", "check the spelling")
 
 
 @pytest.mark.parametrize("architecture", ["t5_v1_1", "marian"])
@@ -193,21 +157,6 @@ def test_an_encoder_decoder_comes_back_from_its_directory(tmp_path: Path, archit
     batch = model.trial_batch([5, 6], source=[7, 8, 9])
     with torch.inference_mode():
         torch.testing.assert_close(model.plain_logits(batch), wrap_model(hf).plain_logits(batch))
-
-
-def test_rope_that_moves_old_positions_stops_at_its_first_context(model_directory: Path):
-    rope: dict[str, Any] = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
-    edit(model_directory / "config.json", rope_parameters=rope)
-    assert load_model(model_directory).max_length == 64
-    rope = {
-        "rope_type": "longrope",
-        "rope_theta": 1e4,
-        "short_factor": [1.0] * 4,
-        "long_factor": [2.0] * 4,
-        "original_max_position_embeddings": 16,
-    }
-    edit(model_directory / "config.json", rope_parameters=rope)
-    assert load_model(model_directory).max_length == 16
 
 
 @pytest.mark.slow
@@ -268,63 +217,11 @@ def test_a_hub_model_without_its_weights_is_known_by_its_configuration(
     (hub_cache / "model.safetensors").unlink()
     hf = tiny_hf("llama", vocab_size=266)
     hf.save_pretrained(hub_cache, max_shard_size="40KB")
-    shards = sorted(hub_cache.glob("*.safetensors"))
-    assert len(shards) > 1
-    assert inspect_model("someone/tiny").num_layers == hf.config.num_hidden_layers
-    shards[-1].unlink()  # a download that was interrupted
-    assert inspect_model("someone/tiny").num_layers == hf.config.num_hidden_layers
-    for shard in shards[:-1]:
-        shard.unlink()
-    assert inspect_model("someone/tiny").num_layers == hf.config.num_hidden_layers
-
-
-class Hub(BaseHTTPRequestHandler):
-    """Knows all models, and refuses their files with this status and code."""
-
-    refusal = (403, "GatedRepo")
-
-    def log_message(self, *_: Any) -> None:
-        """Nothing on stderr."""
-
-    def do_GET(self) -> None:
-        is_known = self.path.startswith("/api/models/")
-        self.send_response(200 if is_known else self.refusal[0])
-        content = json.dumps({"id": self.path.removeprefix("/api/models/")}).encode()
-        self.send_header("Content-Length", str(len(content)))
-        if not is_known:
-            self.send_header("X-Error-Code", self.refusal[1])
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(content)
-
-    do_HEAD = do_GET
-
-
-@pytest.mark.parametrize(
-    ("refusal", "advice"),
-    [
-        ((403, "GatedRepo"), ("Cannot access gated repo",)),
-        ((404, "EntryNotFound"), ("Entry Not Found",)),
-    ],
-)
-def test_what_the_hub_refuses_is_said(
-    hub_cache: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    refusal: tuple[int, str],
-    advice: tuple[str, ...],
-):
-    monkeypatch.setattr(Hub, "refusal", refusal)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
-        url = f"http://127.0.0.1:{server.server_port}"
-        monkeypatch.setattr(huggingface_hub.hf_api.api, "endpoint", url)
-        place = f"{url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-        monkeypatch.setattr(huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", place)
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        fails("someone/gated", *advice)
-        server.shutdown()
-        thread.join()
+    first, *others = sorted(hub_cache.glob("*.safetensors"))
+    for gone in ([], others, [first]):  # others: a download that was interrupted
+        for shard in gone:
+            shard.unlink()
+        assert inspect_model("someone/tiny").num_layers == hf.config.num_hidden_layers
 
 
 def test_a_model_of_the_hub_is_known_by_its_commit_whatever_has_come_of_it(tmp_path: Path):
@@ -342,61 +239,68 @@ def test_a_model_of_the_hub_is_known_by_its_commit_whatever_has_come_of_it(tmp_p
         assert fingerprint(own) != before, "a place that is only called like the hub's"
 
 
-@pytest.mark.parametrize(
-    ("device", "parts"),
-    [
-        ("banana", ("no device called 'banana'", "auto, cpu")),
-        ("", ("no device called ''",)),
-        ("meta", ("device 'meta' cannot be used", "auto, cpu")),
-        ("cuda:99", ("device 'cuda:99' cannot be used", "auto, cpu")),
-    ],
-)
-def test_a_device_that_does_not_work_is_one_line(
-    model_directory: Path, device: str, parts: tuple[str, ...]
+@pytest.mark.parametrize("device", ["banana", "", "meta", "cuda:99"])
+def test_a_device_that_does_not_work_is_named(model_directory: Path, device: str):
+    load = partial(load_model, device=device)
+    said = f"device {device!r} cannot be used", "auto, cpu"
+    fails(model_directory, *said, error=UsageError, load=load)
+
+
+@pytest.mark.parametrize("dtype", ["float8", "int8", torch.float8_e4m3fn, torch.int8])
+def test_a_type_that_no_model_computes_in_is_named(model_directory: Path, dtype: Any):
+    load = partial(load_model, dtype=dtype)
+    fails(model_directory, "got dtype ", ", wanted auto, float32", error=UsageError, load=load)
+
+
+def test_a_model_whose_logits_overflow_is_refused_and_one_of_large_finite_weights_is_not(
+    model_directory: Path,
 ):
-    fails(model_directory, *parts, error=UsageError, load=partial(load_model, device=device))
-
-
-@pytest.mark.parametrize(
-    ("value", "what", "dtype"), [("nan", "NaN", "float32"), ("inf", "infinite values", "bfloat16")]
-)
-def test_weights_that_are_not_finite_are_named(
-    model_directory: Path, value: str, what: str, dtype: str
-):
-    path = model_directory / "model.safetensors"
-    weights = load_file(path)
-    weights["model.layers.3.mlp.up_proj.weight"][5, 7] = float(value)
-    save_file(weights, path, metadata={"format": "pt"})
-    said = f"holds {what} in model.layers.3.mlp.up_proj.weight (1 of 1,536 values)"
-    fails(model_directory, said, load=partial(load_model, dtype=dtype))
-
-
-def test_large_weights_whose_sum_overflows_are_finite(model_directory: Path):
     path = model_directory / "model.safetensors"
     weights = {name: weight.half() for name, weight in load_file(path).items()}
-    weights["model.embed_tokens.weight"][:, 0] = 60000.0
-    save_file(weights, path, metadata={"format": "pt"})
+    rows = weights["model.embed_tokens.weight"]
+    large = rows.clone().index_fill_(1, torch.tensor([0]), 60000.0)  # their sum overflows
+    save_file(weights | {"model.embed_tokens.weight": large}, path, {"format": "pt"})
     assert load_model(model_directory, dtype="float16").dtype == torch.float16
-
-
-def test_a_model_whose_logits_overflow_is_refused(model_directory: Path):
-    path = model_directory / "model.safetensors"
-    weights = {name: weight.half() for name, weight in load_file(path).items()}
     weights["model.layers.3.mlp.up_proj.weight"].fill_(60000.0)
-    save_file(weights, path, metadata={"format": "pt"})
-    with pytest.raises(ModelLoadError, match="logits of this llama are NaN or infinite in float16"):
-        load_model(model_directory, dtype="float16")
+    save_file(weights, path, {"format": "pt"})
+    said = "logits of this llama are NaN or infinite in float16"
+    fails(model_directory, said, load=partial(load_model, dtype="float16"))
     assert load_model(model_directory, dtype="float32").dtype == torch.float32
 
 
-def test_an_architecture_that_transformers_does_not_know_is_not_called_damaged(
-    model_directory: Path,
+CPU = torch.device("cpu")
+
+
+def test_bfloat16_needs_amx_or_a_card_with_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv(precision.VARIABLE)
+    for level, wanted in (("avx2", "float32"), ("avx512_bf16", "float32"), ("amx", "bfloat16")):
+        monkeypatch.setattr(precision, "level", lambda level=level: level)
+        assert choose_precision(CPU) == (wanted, f"the faster precision of processor level {level}")
+    for native, wanted in ((False, "float32"), (True, "bfloat16")):
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda native=native, **_: native)
+        assert choose_precision(torch.device("cuda")).precision == wanted
+
+
+def test_the_variable_overrides_and_a_wrong_one_is_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(precision.VARIABLE, "float32")
+    assert choose_precision(CPU) == ("float32", "PACELINE_PRECISION is set")
+    monkeypatch.setenv(precision.VARIABLE, "int4")
+    with pytest.raises(UsageError, match="'int4', wanted float32 or bfloat16"):
+        choose_precision(CPU)
+
+
+def test_a_run_says_what_it_chose_and_keeps_it_when_it_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    edit(model_directory / "config.json", model_type="llama9")
-    message = fails(model_directory, "'llama9'", "config.json", error=UnsupportedModelError)
-    assert "damaged" not in message
-
-
-def test_a_configuration_of_something_else_is_no_model(model_directory: Path):
-    (model_directory / "config.json").write_text('{"learning_rate": 0.1}')
-    fails(model_directory, "has no model_type")
+    folder = write_pair(tmp_path / "pair")
+    monkeypatch.setenv(precision.VARIABLE, "bfloat16")
+    recipe = {"draft_fraction": 1.0, "fixed_fraction": 0.0, "precision": "auto"}
+    config = align_config(folder, tmp_path / "run", **recipe)
+    run = align(config)
+    chosen = {"precision": "bfloat16", "reason": "PACELINE_PRECISION is set"}
+    choices = json.loads((run / "manifest.json").read_text())["choices"]
+    assert choices == {"precision": chosen}
+    monkeypatch.setenv(precision.VARIABLE, "float32")
+    longer = config.model_copy(update={"num_steps": (config.num_steps or 0) + 1})
+    align(longer, resume=True)
+    assert json.loads((run / "manifest.json").read_text())["choices"] == choices

@@ -4,14 +4,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.core.backend import using
 from paceline.core.block import Drafted, Uniforms, Verified, verify
 from paceline.core.rule_base import Position
 from paceline.core.rules import Lossless
 from paceline.core.sampling import SamplingParams, likeliest, sample, to_probs
 from paceline.native import compiled
-from paceline.native.kernels import draw_tokens
-from support.rules import PYTORCH
+from support.rules import PYTORCH, using
 
 pytestmark = pytest.mark.skipif(compiled() is None, reason="no C compiler with OpenMP")
 SIZES = [1, 3, 255, 256, 257, 1000, 49152]
@@ -50,7 +48,7 @@ def test_no_draw_leaves_the_support(vocab_size: int, uniform: float):
         probs_BV = torch.zeros(1, vocab_size)
         probs_BV[0, token] = 1e-30
         uniforms_B = torch.tensor([uniform], dtype=torch.float64)
-        assert int(draw_tokens(probs_BV, uniforms_B)) == token
+        assert int(sample(probs_BV, uniforms_B)) == token
 
 
 def test_a_distribution_that_is_not_a_number_is_no_token():
@@ -89,8 +87,8 @@ def test_verified_blocks_equal_those_of_torch(
     got = verified(Lossless(), case)
     with using(PYTORCH):
         wanted = verified(Lossless(), case)
-    assert got.num_accepted_B.tolist() == wanted.num_accepted_B.tolist()
-    assert got.next_tokens_B.tolist() == wanted.next_tokens_B.tolist()
+    assert got.num_accepted.tolist() == wanted.num_accepted.tolist()
+    assert got.next_tokens.tolist() == wanted.next_tokens.tolist()
 
 
 def test_a_rule_of_ones_own_is_asked_even_where_it_stems_from_the_lossless_one():
@@ -107,8 +105,8 @@ def test_a_rule_of_ones_own_is_asked_even_where_it_stems_from_the_lossless_one()
         "accept": torch.tensor([[0.5]]),
         "next": torch.tensor([0.1]),
     }
-    assert verified(Lossless(), case).num_accepted_B.tolist() == [1]
-    assert verified(Never(), case).num_accepted_B.tolist() == [0]
+    assert verified(Lossless(), case).num_accepted.tolist() == [1]
+    assert verified(Never(), case).num_accepted.tolist() == [0]
 
 
 @pytest.mark.parametrize("vocab_size", [1, 15, 16, 17, 1000])

@@ -8,7 +8,6 @@ import re
 import shutil
 import stat
 import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -81,15 +80,6 @@ def test_a_damaged_library_is_compiled_again(entry: Path):
     assert calls(entry) == 2
 
 
-def test_a_library_without_a_function_is_one_line_and_pytorch(
-    entry: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(library, "_FUNCTIONS", {"nine": ("", "i")})
-    monkeypatch.setattr(library, "kernels_folder", lambda: None)
-    with pytest.warns(SlowerWarning, match="so PyTorch is used instead"):
-        assert library.compiled.__wrapped__() is None
-
-
 def test_nobody_else_may_write_the_library_whatever_the_umask(entry: Path):
     entry.unlink()
     before = os.umask(0)
@@ -113,7 +103,7 @@ def test_the_fault_that_a_compiler_names_is_told(entry: Path, monkeypatch: pytes
     compiler.with_name("message").write_text(MESSAGE_OF_GCC_11)
     compiler.write_text(f"#!/bin/sh\ncat {compiler.with_name('message')} >&2\nexit 1\n")
     entry.unlink()
-    monkeypatch.setattr(library, "kernels_folder", lambda: None)
+    monkeypatch.setattr(library, "kernels_library", lambda _: None)
     told = "vectors.h:71:10: error: incompatible types when returning type 'int'"
     with pytest.warns(
         SlowerWarning, match=rf"\(.*{re.escape(told)}\).* gcc 12 or later, or name one in CC"
@@ -121,90 +111,29 @@ def test_the_fault_that_a_compiler_names_is_told(entry: Path, monkeypatch: pytes
         assert library.compiled.__wrapped__() is None
 
 
-@pytest.mark.parametrize("folder", ["plain", "with a space"])
-def test_a_compiler_may_have_arguments_and_a_path_spaces(
-    entry: Path, tmp_path: Path, folder: str, monkeypatch: pytest.MonkeyPatch
-):
-    compiler = tmp_path / folder / "cc"
-    compiler.parent.mkdir()
-    shutil.move(os.environ["CC"], compiler)
-    monkeypatch.setenv("CC", f"env {compiler}" if folder == "plain" else str(compiler))
+def test_a_compiler_may_have_arguments(entry: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("CC", f"env {os.environ['CC']}")
     assert library_with(()).seven() == 7
     assert calls(entry) == 1
 
 
-@pytest.fixture
-def ahead(entry: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The library of an installed paceline-kernels, whose function gives 8."""
+def test_a_library_of_these_sources_is_used_and_no_other(
+    entry: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     path = tmp_path / "site/paceline_kernels" / compilation.library_name(level())
     compile_to(path, "int seven(void) { return 8; }")
     (path.parent / "__init__.py").touch()
     monkeypatch.syspath_prepend(path.parents[1])
-    monkeypatch.setattr(library, "fault_of", lambda _: None)
-    return path
 
+    def in_use() -> int:
+        found = library.compiled.__wrapped__()
+        assert found is not None
+        return found.seven()
 
-def change_sources(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shutil.copytree(compilation.SOURCES, folder)
-    with (folder / "products.c").open("a") as file:
-        file.write("/* changed */\n")
-    monkeypatch.setattr(compilation, "SOURCES", folder)
-
-
-def in_use() -> int:
-    """What the library in use gives."""
-    found = library.compiled.__wrapped__()
-    assert found is not None
-    return found.seven()
-
-
-def test_a_library_of_these_sources_is_used_and_nothing_is_compiled(entry: Path, ahead: Path):
     assert in_use() == 8
     assert calls(entry) == 0
-
-
-@pytest.mark.parametrize(
-    ("fault", "told"),
-    [
-        ("stale", "was compiled from other C sources than this paceline has"),
-        ("damaged", "cannot be loaded"),
-        ("wrong", r"gives other results than PyTorch \(softmax\)"),
-    ],
-)
-def test_a_library_that_is_not_right_is_not_used_and_one_line_says_so(
-    ahead: Path, tmp_path: Path, fault: str, told: str, monkeypatch: pytest.MonkeyPatch
-):
-    match fault:
-        case "stale":
-            change_sources(tmp_path / "sources", monkeypatch)
-        case "damaged":
-            ahead.write_bytes(b"\x7fELF and no more")
-        case _:
-            monkeypatch.setattr(
-                library, "fault_of", lambda each: "softmax" if each.seven() == 8 else None
-            )
-    with pytest.warns(UserWarning, match=f"paceline-kernels {told}.* compiled here is used") as all:
-        assert in_use() == 7
-    assert len(all) == 1
-
-
-def test_a_stale_library_without_a_compiler_is_one_line_and_pytorch(
-    ahead: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    change_sources(tmp_path / "sources", monkeypatch)
-    monkeypatch.setenv("CC", str(tmp_path / "none"))
-    with pytest.warns(SlowerWarning, match=r"other C sources .*could not be compiled") as all:
-        assert library.compiled.__wrapped__() is None
-    assert len(all) == 1
-
-
-@pytest.mark.slow
-def test_tests_leave_the_cache_of_the_user_alone(tmp_path: Path):
-    """Not while they are collected either: some modules ask for the library."""
-    env = {**os.environ, "HOME": str(tmp_path), "CC": str(tmp_path / "none")}
-    env["PACELINE_TEST_CACHE"] = env.pop("PACELINE_CACHE")
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:xdist"]
-    command += ["-p", "no:cacheprovider", "--basetemp", str(tmp_path / "tests")]
-    command.append(str(Path(__file__).with_name("test_products.py")))
-    subprocess.run(command, check=True, env=env, cwd=Path(__file__).parents[3])
-    assert not (tmp_path / ".cache" / "paceline").exists()
+    shutil.copytree(compilation.SOURCES, tmp_path / "sources")
+    with (tmp_path / "sources/products.c").open("a") as file:
+        file.write("/* changed */\n")
+    monkeypatch.setattr(compilation, "SOURCES", tmp_path / "sources")
+    assert in_use() == 7

@@ -1,17 +1,23 @@
 """Figures and choices of a frontier, against sums by hand and against what a resample can be."""
 
 import math
+from typing import Any
 
 import pytest
-import torch
 
-from paceline.core.bootstrap import Interval, ratio_interval
+from paceline.core.bootstrap import Interval
 from paceline.core.rules import Chow, Diff, Lenient, Lossless, Lossy, Opt
 from paceline.decode.draft_policies import Adaptive, Confident
 from paceline.decode.strategies import Oracle, ResponseByResponse, Speculative, TokenByToken
 from paceline.errors import UsageError
 from paceline.results.frontier import Frontier
+from paceline.results.row import Row
 from support.results import ALONE, example, row, steady
+
+
+def chow(policy: Any) -> Speculative:
+    return Speculative(rule=Chow(0.2), policy=policy)
+
 
 THREE = row(ALONE, [example(0.5), example(1.0), example(0.0)])
 
@@ -23,18 +29,6 @@ def test_what_came_with_the_prompt_or_in_the_first_block_is_left_out_token_by_to
     found = Frontier([row(ALONE, [example()] * 3), cell])
     assert found.measure("deferral_rate", cell).value == pytest.approx(4 / 11)
     assert found.measure("decoding_speedup", cell).value == pytest.approx((0.9 / 10) / (0.8 / 8))
-
-
-def test_decoding_speedup_leaves_the_first_token_out():
-    examples = [
-        example(seconds=2.0, first_s=1.5, num_tokens=6, baseline_s=4.0, baseline_first_s=1.0),
-        example(seconds=1.0, first_s=0.5, num_tokens=11, baseline_s=3.0, baseline_first_s=1.0),
-        example(seconds=9.0, first_s=7.0, num_tokens=2, baseline_s=9.0, baseline_first_s=8.0),
-    ]
-    cell = row(Chow(0.2), examples)
-    expected = ((3 + 2 + 1) / (10 + 10 + 10)) / ((0.5 + 0.5 + 2) / (5 + 10 + 1))
-    found = Frontier([THREE, cell]).measure("decoding_speedup", cell)
-    assert found.value == pytest.approx(expected)
 
 
 def test_untimed_examples_count_for_quality_and_rejection_but_not_for_speed():
@@ -50,14 +44,6 @@ def test_untimed_examples_count_for_quality_and_rejection_but_not_for_speed():
     assert found.measure("speedup", cell) == Interval(2.0, 2.0, 2.0)
     assert found.measure("quality", cell).value == pytest.approx(2 / 3)
     assert found.measure("rejection_rate", cell).value == pytest.approx(10 / 40)
-
-
-def test_the_target_alone_is_the_unit_of_speed_and_of_quality():
-    slow = row(ALONE, [example(0.5, 2.0), example(1.0, 3.0), example(0.0, 2.0)])
-    found = Frontier([slow])
-    assert found.measure("speedup", slow) == Interval(1.0, 1.0, 1.0)
-    assert found.measure("relative_quality", slow) == Interval(1.0, 1.0, 1.0)
-    assert math.isnan(found.measure("rejection_rate", slow).value)
 
 
 def test_the_mean_of_two_scores_is_hardly_known():
@@ -136,42 +122,27 @@ def test_the_finest_is_the_best_of_those_that_are_fast_enough():
     assert (faster.row, faster.value.value) == (cells[2], pytest.approx(0.4 / 0.5))
 
 
-def test_a_target_that_is_always_wrong_leaves_nothing_to_be_relative_to():
-    cells = [steady(ALONE, 0.0), steady(Chow(0.2), 0.0, 2.0)]
-    found = Frontier(cells)
-    assert found.fastest(cells[1:], 1.0) is None
-    assert found.finest(cells[1:], 1.0) is None
-
-
-def test_a_task_without_metric_has_speed_and_no_quality():
-    cells = [steady(ALONE, None, metric=None), steady(Chow(0.2), None, 2.0, metric=None)]
+@pytest.mark.parametrize(("quality", "metric"), [(0.0, "accuracy"), (None, None)])
+def test_without_quality_of_the_target_nothing_is_relative_to_it(
+    quality: float | None, metric: str | None
+):
+    """It is always wrong, or the task has no metric: the speed is there."""
+    settings = ((ALONE, 1.0), (Chow(0.2), 2.0))
+    cells = [steady(one, quality, speed, metric=metric) for one, speed in settings]
     found = Frontier(cells)
     assert found.measure("speedup", cells[1]).value == 2.0
-    assert math.isnan(found.measure("quality", cells[1]).value)
+    assert math.isnan(found.measure("quality", cells[1]).value) == (quality is None)
     assert found.fastest(cells[1:], 0.5) is None
     assert found.finest(cells[1:], 0.5) is None
 
 
-def test_the_interval_of_a_speedup_is_that_of_the_sums_over_examples():
-    """How often it holds the truth: `statistical/test_intervals.py`."""
-    examples = [example(1.0, 1.0 + n % 5, 5 + n, baseline_s=2.0 + n % 3) for n in range(30)]
-    cell = row(Chow(0.2), examples)
-    found = Frontier([row(ALONE, examples), cell]).measure("speedup", cell)
-    names = ("target_seconds", "target_tokens", "seconds", "tokens")
-    parts = [torch.tensor(cell.sums[name]) for name in names]
-    over, under = (parts[0], parts[1]), (parts[2], parts[3])
-    expected = ratio_interval(over, under[::-1])
-    assert found == pytest.approx(expected)
-
-
-def test_rows_without_the_target_alone_are_refused():
-    with pytest.raises(UsageError, match="target alone has no finished cell"):
-        Frontier([steady(Chow(0.2))])
-
-
-def test_rows_of_different_examples_are_refused():
-    with pytest.raises(UsageError, match="a cell has 3 examples, the target alone 20"):
-        Frontier([steady(ALONE), steady(Chow(0.2), count=3)])
+def test_the_target_alone_is_the_unit_of_speed_and_of_quality():
+    slow = row(ALONE, [example(0.5, 2.0), example(1.0, 3.0), example(0.0, 2.0)])
+    found = Frontier([slow])
+    assert found.measure("speedup", slow) == Interval(1.0, 1.0, 1.0)
+    assert found.measure("relative_quality", slow) == Interval(1.0, 1.0, 1.0)
+    assert math.isnan(found.measure("rejection_rate", slow).value)
+    assert Frontier([steady(ALONE, 1.0, 0.8)]).against_itself().value == pytest.approx(0.8)
 
 
 def test_a_lossless_cell_has_the_targets_quality_whatever_luck_its_samples_had():
@@ -185,64 +156,37 @@ def test_a_lossless_cell_has_the_targets_quality_whatever_luck_its_samples_had()
     assert found.fastest([unlucky], 1.01) is None, "nothing is proven of more than the target's own"
 
 
-def test_the_target_alone_is_timed_against_itself():
-    slow = steady(ALONE, 1.0, 0.8)
-    found = Frontier([slow])
-    assert found.against_itself().value == pytest.approx(0.8)
-    assert found.measure("speedup", slow).value == 1
-
-
 @pytest.mark.parametrize(
-    ("cell", "curve", "place"),
+    ("strategy", "curve", "place"),
     [
-        (steady(ALONE), "autoregressive", ""),
-        (steady(Lossless(), gamma=3), "lossless", "gamma 3"),
-        (steady(Lossy(0.2)), "lossy beta 1.0", "alpha 0.2, gamma 4"),
-        (steady(Lossy(0.2, "tuned")), "lossy beta tuned", "alpha 0.2, gamma 4"),
-        (steady(Lenient("square", 0.5)), "lenient square", "epsilon 0.5, gamma 4"),
-        (
-            steady(Speculative(rule=Chow(0.2), policy=Confident(0.5))),
-            "chow confident",
-            "alpha 0.2, gamma 4, threshold 0.5",
-        ),
-        (
-            steady(Speculative(rule=Chow(0.2), policy=Adaptive(0.1))),
-            "chow adaptive",
-            "alpha 0.2, gamma 4, cost ratio 0.1",
-        ),
-        (steady(TokenByToken(alpha=0.2)), "token_cascade", "alpha 0.2"),
-        (
-            steady(TokenByToken(alpha=0.2, most_drafted=3)),
-            "token_cascade",
-            "alpha 0.2, most drafted 3",
-        ),
-        (
-            steady(ResponseByResponse(alpha=0.2, normalise=True)),
-            "sequence_cascade normalised",
-            "alpha 0.2",
-        ),
+        (ALONE, "autoregressive", ""),
+        (Lossless(), "lossless", "gamma 4"),
+        (Lossy(0.2), "lossy beta 1.0", "alpha 0.2, gamma 4"),
+        (Lossy(0.2, "tuned"), "lossy beta tuned", "alpha 0.2, gamma 4"),
+        (Lenient("square", 0.5), "lenient square", "epsilon 0.5, gamma 4"),
+        (chow(Confident(0.5)), "chow confident", "alpha 0.2, gamma 4, threshold 0.5"),
+        (chow(Adaptive(0.1)), "chow adaptive", "alpha 0.2, gamma 4, cost ratio 0.1"),
+        (TokenByToken(alpha=0.2), "token_cascade", "alpha 0.2"),
+        (TokenByToken(alpha=0.2, most_drafted=3), "token_cascade", "alpha 0.2, most drafted 3"),
+        (ResponseByResponse(alpha=0.2, normalise=True), "sequence_cascade normalised", "alpha 0.2"),
         # the rule of an oracle was neither on its curve's name nor its threshold in the setting
-        (steady(Oracle(rule=Diff(0.2))), "oracle_cascade diff", "alpha 0.2"),
-        (steady(Oracle(rule=Opt(0.4))), "oracle_cascade opt", "alpha 0.4"),
+        (Oracle(rule=Diff(0.2)), "oracle_cascade diff", "alpha 0.2"),
+        (Oracle(rule=Opt(0.4)), "oracle_cascade opt", "alpha 0.4"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_cell_lies_on_the_curve_of_all_but_its_threshold(cell, curve, place):
+def test_a_cell_lies_on_the_curve_of_all_but_its_threshold(strategy, curve, place):
+    cell = steady(strategy)
     assert (cell.setting["family"], cell.setting.get("setting", "")) == (curve, place)
 
 
-def test_families_are_the_cells_of_one_curve():
-    cells = [steady(ALONE), steady(Chow(0.2)), steady(Chow(0.3)), steady(Diff(0.2))]
-    found = Frontier(cells).families()
-    assert {name: len(rows) for name, rows in found.items()} == {
-        "autoregressive": 1,
-        "chow": 2,
-        "diff": 1,
-    }
-
-
-def test_a_figure_that_is_no_ratio_has_no_resamples():
-    """It was 1 in every one of them."""
-    cell = steady(Chow(0.2))
-    with pytest.raises(UsageError, match="relative_latency is no ratio of sums"):
-        Frontier([steady(ALONE), cell]).value("relative_latency", cell)
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([steady(Chow(0.2))], "target alone has no finished cell"),
+        ([steady(ALONE), steady(Chow(0.2), count=3)], "a cell has 3 examples, the target alone 20"),
+    ],
+)
+def test_rows_that_are_no_frontier_are_refused(rows: list[Row], said: str):
+    with pytest.raises(UsageError, match=said):
+        Frontier(rows)

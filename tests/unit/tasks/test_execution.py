@@ -2,7 +2,6 @@
 
 import contextlib
 import fcntl
-import os
 import socket
 import time
 from pathlib import Path
@@ -10,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import InputNote, PacelineError, UsageError
-from paceline.tasks import execution
-from paceline.tasks.execution import Limits, has_no_network, passes
+from paceline.tasks import code_problems as execution
+from paceline.tasks.code_problems import has_no_network, passes
 
 pytestmark = pytest.mark.slow
 
-LIMITS = Limits(seconds=1, megabytes=512)
+SECONDS = 1
 
 PASSING = {
     "prints": "print('hello')",
@@ -25,20 +24,7 @@ PASSING = {
     "imports what can start programs": "import asyncio, subprocess, urllib.request, unittest.mock",
     "imports numpy": "import numpy; numpy.ones(2) @ numpy.ones(2)",
     "recovers": "def f(): return f()\ntry:\n    f()\nexcept RecursionError:\n    pass",
-    "defines types": """
-import abc, collections, dataclasses, enum, functools, typing
-class A(typing.NamedTuple):
-    x: int = 1
-@dataclasses.dataclass(order=True)
-class B(abc.ABC):
-    x: int = 1
-    y: list = dataclasses.field(default_factory=list)
-class C(enum.Enum):
-    X = 1
-@functools.lru_cache(None)
-def f(x): return collections.namedtuple('D', 'x', defaults=[1])()
-f.__name__, A.__doc__ = 'g', 'd'
-assert (f(1).x, A().x, B(1) < B(2), C(1)) == (1, 1, True, C.X)""",
+    "defines types": "import dataclasses\n@dataclasses.dataclass\nclass A:\n    x: int = 1\nA()",
     "discards": "open('/dev/null', 'w').write('x')",
 }
 FAILING = {
@@ -63,21 +49,21 @@ def network(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_program_that_ends_passes(network: str):
-    assert passes(f"for program in {[*PASSING.values()]!r}:\n    exec(program, {{}})", LIMITS)
-    assert passes("x = '\ud800'", LIMITS)  # not text
-    assert passes("assert __name__ != '__main__'", LIMITS)
+    assert passes(f"for program in {[*PASSING.values()]!r}:\n    exec(program, {{}})", SECONDS)
+    assert passes("x = '\ud800'", SECONDS)  # not text
+    assert passes("assert __name__ != '__main__'", SECONDS)
 
 
 @pytest.mark.parametrize("name", FAILING)
 def test_a_program_that_fails_does_not_pass(name: str):
-    assert not passes(FAILING[name], LIMITS)
+    assert not passes(FAILING[name], SECONDS)
 
 
 def test_a_program_cannot_connect_where_the_system_closes_the_network(network: str):
     with socket.create_server(("localhost", 0)) as server:
         port = server.getsockname()[1]
         program = f"import socket; socket.create_connection(('localhost', {port}), 1)"
-        assert passes(program, LIMITS) == (network == "open")
+        assert passes(program, SECONDS) == (network == "open")
 
 
 @pytest.mark.parametrize("end", ["", "time.sleep(100)"])
@@ -94,7 +80,7 @@ if os.fork() == 0:
     time.sleep(100)
 {end}"""
     start = time.monotonic()
-    assert passes(program, LIMITS) == (end == "")
+    assert passes(program, SECONDS) == (end == "")
     assert time.monotonic() - start < 50
     with lock.open() as file:
         while True:  # a process ends a moment after its signal
@@ -111,7 +97,7 @@ def test_a_loop_ends_at_its_time_and_so_does_a_program_that_waits(
     factor: int, program: str, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(execution, "_WALL_FACTOR", factor)
-    assert not passes(program, LIMITS)
+    assert not passes(program, SECONDS)
 
 
 def test_nothing_of_the_environment_reaches_a_program(
@@ -120,15 +106,15 @@ def test_nothing_of_the_environment_reaches_a_program(
     monkeypatch.setenv("SECRET_TOKEN", "x")
     monkeypatch.setenv("PYTHONPATH", "x")
     known = "{'PATH', 'OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS', 'LC_CTYPE'}"
-    assert passes(f"import os, sys; assert set(os.environ) <= {known}", LIMITS)
-    assert passes("import sys; assert sys.argv == ['program.py']", LIMITS)
+    assert passes(f"import os, sys; assert set(os.environ) <= {known}", SECONDS)
+    assert passes("import sys; assert sys.argv == ['program.py']", SECONDS)
 
 
 def test_the_directory_of_a_program_is_empty_and_removed(
     network: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(execution.tempfile, "tempdir", str(tmp_path))
-    assert passes("import os; assert os.listdir() == []; open('note', 'w').write('x')", LIMITS)
+    assert passes("import os; assert os.listdir() == []; open('note', 'w').write('x')", SECONDS)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -140,11 +126,9 @@ def test_without_the_tool_or_what_it_needs_one_sentence_says_that_the_network_is
     monkeypatch.setattr(execution, "_WITHOUT_NETWORK", prefix)
     try:
         with pytest.warns(InputNote) as told:
-            assert [passes("", LIMITS), passes("assert False", LIMITS)] == [True, False]
-        assert [str(one.message) for one in told] == [
-            "programs of the code task can use the network: `unshare --net --user` is missing or "
-            "not allowed here; run them in a container without network"
-        ]
+            assert [passes("", SECONDS), passes("assert False", SECONDS)] == [True, False]
+        (note,) = told
+        assert "programs of the code task can use the network" in str(note.message)
     finally:
         has_no_network.cache_clear()
 
@@ -152,34 +136,11 @@ def test_without_the_tool_or_what_it_needs_one_sentence_says_that_the_network_is
 def test_a_process_that_does_not_start_is_no_verdict(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(execution, "has_no_network", lambda: True)
     monkeypatch.setattr(execution, "_WITHOUT_NETWORK", ("false",))
-    with pytest.raises(PacelineError) as caught:
-        passes("", LIMITS)
-    assert str(caught.value) == (
-        "a process for a program could not be started; wait until fewer processes run, and run "
-        "the command again"
-    )
+    with pytest.raises(PacelineError, match="a process for a program could not be started"):
+        passes("", SECONDS)
 
 
 def test_a_system_without_limits_is_one_line(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(execution.os, "name", "nt")
-    with pytest.raises(UsageError) as caught:
-        passes("", LIMITS)
-    monkeypatch.undo()
-    assert str(caught.value) == (
-        "this system cannot limit the memory and time of a process; run the code task on Linux"
-    )
-
-
-def test_no_descriptor_of_this_process_stays_open():
-    def open_descriptors() -> list[int]:
-        found: list[int] = []
-        for number in range(256):
-            with contextlib.suppress(OSError):
-                os.fstat(number)
-                found.append(number)
-        return found
-
-    before = open_descriptors()
-    for program in ("", "assert False"):
-        passes(program, LIMITS)
-    assert open_descriptors() == before
+    with pytest.raises(UsageError, match="run the code task on Linux"):
+        passes("", SECONDS)

@@ -1,21 +1,19 @@
-"""Numbers compared digit by digit; generated problems and sums, whose splits never meet."""
+"""Numbers compared digit by digit; generated sums, whose splits never meet."""
 
 import hashlib
 import itertools
-import json
-import random
 import re
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from paceline.data import CorpusConfig
-from paceline.data.prompts import Record
 from paceline.errors import ConfigError, PromptError, UsageError
-from paceline.tasks import Arithmetic, GSMSymbolic, Math, TaskExample
+from paceline.tasks import Arithmetic, Math, TaskExample
 from paceline.tasks.math_problems import final_number, work_out
+from support.tasks import corpus
+from support.tasks import example as example_of
 
 ROWS = [
     {"question": "How many apples are 2 and 3?", "answer": "2 + 3 = <<2+3=5>>5\n#### 5"},
@@ -24,8 +22,7 @@ ROWS = [
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> CorpusConfig:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return CorpusConfig(path=str(path), prompt_field="question", completion_field="answer")
+    return corpus(path, *rows, prompt_field="question", completion_field="answer")
 
 
 @pytest.fixture
@@ -65,9 +62,9 @@ def test_an_answer_is_right_if_its_final_number_is(
 def test_after_few_shot_examples_the_next_question_does_not_count(
     examples: list[TaskExample], tmp_path: Path
 ):
-    corpus = write(tmp_path / "b.jsonl", ROWS)
     train = write(tmp_path / "c.jsonl", [{"question": "1 + 1?", "answer": 2}])
-    task = Math(corpus=corpus, train_corpus=train, num_shots=1)
+    test = write(tmp_path / "b.jsonl", ROWS)
+    task = Math(corpus=test, train_corpus=train, num_shots=1)
     assert task.score(examples[0], " #### 5\n\nQuestion: 7 and 8?\nAnswer: #### 15") == 1.0
     shown = str(task.examples("test", 1)[0].record.text)
     assert shown.startswith("Question: 1 + 1?\nAnswer: 2\n\nQuestion: ")
@@ -87,64 +84,18 @@ def test_a_reference_may_be_a_number(value: float, text: str, tmp_path: Path):
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        ("twelve", "has no number in column answer; wanted an answer that ends in one, such as "),
-        ("12 ####", "has no number in column answer; wanted an answer that ends in one, such as "),
-        (None, "has no reference answer as text in column answer; fill it or leave the row out"),
-        (True, "has no reference answer as text in column answer; fill it or leave the row out"),
-        ("", "has an empty answer; fill it or leave the line out"),
+        ("twelve", "has no number in column answer"),
+        ("12 ####", "has no number in column answer"),
+        (None, "has no reference answer"),
+        (True, "has no reference answer"),
+        ("", "has an empty answer"),
     ],
 )
 def test_a_reference_without_a_number_is_one_line(tmp_path: Path, answer: Any, message: str):
-    corpus = write(tmp_path / "a.jsonl", [*ROWS, {"question": "a?", "answer": answer}])
+    data = write(tmp_path / "a.jsonl", [*ROWS, {"question": "a?", "answer": answer}])
     with pytest.raises(PromptError) as caught:
-        Math(corpus=corpus).examples("test", 1)
+        Math(corpus=data).examples("test", 1)
     assert f"a.jsonl line 3 {message}" in str(caught.value)
-
-
-def test_generated_splits_are_disjoint_distinct_and_prefixes_of_longer_ones():
-    task = GSMSymbolic()
-    for seed in (0, 1):
-        test = [str(e.record.text) for e in task.examples("test", 60, seed)]
-        train = [str(e.record.text) for e in task.examples("train", 400, seed)]
-        assert len(set(test)) == 60
-        assert len(set(train)) == 400
-        assert not set(test) & {str(e.record.text) for e in task.examples("train", 400, 1 - seed)}
-        assert not set(test) & set(train)
-        assert test[:20] == [str(e.record.text) for e in task.examples("test", 20, seed)]
-    assert task.examples("test", 5, 0) != task.examples("test", 5, 1)
-
-
-def test_generated_problems_are_scored_by_reasoning_gym():
-    import reasoning_gym  # not by every test that collects these
-
-    data = reasoning_gym.create_dataset("gsm_symbolic", seed=5, size=30)
-    task, rng = GSMSymbolic(), random.Random(1)
-    record = task.examples("test", 1)[0].record
-    for item in islice(data, 30):
-        number = int(item["answer"]) if item["answer"].isdigit() else 0
-        for tried in (item["answer"], f"{number}.0", str(rng.randrange(100)), str(number + 1)):
-            wanted = float(data.score_answer(tried, item) == 1.0)
-            example = TaskExample(record, item["answer"])
-            assert task.score(example, f"so 3 * 4 = 12\n#### {tried}") == wanted
-    assert task.score(TaskExample(record, "12"), "") == 0.0
-
-
-def test_every_generated_reference_gets_full_marks_with_its_worked_answer():
-    task = GSMSymbolic()
-    for example in task.examples("test", 80, seed=3):
-        assert task.score(example, str(example.record.completion)) == 1.0
-        assert final_number(str(example.record.completion)) == example.reference
-
-
-def test_a_generated_chat_asks_and_answers():
-    plain, chat = (
-        GSMSymbolic().examples("test", 1)[0],
-        GSMSymbolic(chat=True).examples("test", 1)[0],
-    )
-    question, answer = (message["content"] for message in chat.record.messages)
-    assert plain.record.text == f"Question: {question}\nAnswer:"
-    assert plain.record.completion == f" {answer}"
-    assert set(GSMSymbolic().versions()) == {"task_version", "reasoning-gym"}
 
 
 @pytest.mark.parametrize(
@@ -198,7 +149,7 @@ def test_marked_numbers_are_those_of_the_evaluation_released_with_gsm8k(text: st
 
 TASK = Arithmetic()
 # Small enough to list: 200 expressions of two digits, 4,000 of three.
-SMALL = Arithmetic(min_terms=2, max_terms=3, min_digits=1, max_digits=1)
+SMALL = Arithmetic(min_terms=2, max_terms=3, max_digits=1)
 
 
 def whole(example: TaskExample) -> str:
@@ -289,41 +240,17 @@ def test_every_worked_answer_is_right_and_with_any_digit_of_its_result_changed_w
 def test_what_stands_after_the_last_equals_sign_of_the_first_line_is_judged(
     answer: str, score: float
 ):
-    example = TaskExample(Record("here", "prompt", text="4 - 3 + 12 ="), "13")
-    assert TASK.score(example, answer) == score
-
-
-@pytest.mark.parametrize(("terms", "digits"), [(2, 1), (3, 1), (2, 2)])
-def test_half_of_the_held_out_share_is_always_there(terms: int, digits: int):
-    task = Arithmetic(min_terms=terms, max_terms=terms, min_digits=digits, max_digits=digits)
-    share = (9 * 10 ** (digits - 1) + (digits == 1)) ** terms * 2 ** (terms - 1) // 10
-    assert len(set(expressions(task.examples("test", share // 2)))) == share // 2
+    assert TASK.score(example_of("13", text="4 - 3 + 12 ="), answer) == score
 
 
 @pytest.mark.slow
-def test_the_test_split_is_exactly_the_held_out_expressions():
+def test_the_test_split_is_held_out_and_half_of_it_can_be_requested():
     wanted = {expression for expression in all_small() if held_out(expression)}
-    examples = expressions(SMALL.examples("test", len(wanted)))
-    assert len(examples) == len(wanted)
-    assert set(examples) == wanted
-
-
-def test_more_test_examples_than_exist_are_refused_with_their_number():
-    existing = sum(map(held_out, all_small()))
-    with pytest.raises(UsageError) as caught:
-        SMALL.examples("test", existing + 1)
-    assert str(caught.value) == (
-        f"arithmetic has {existing} distinct test examples with these settings, {existing + 1} "
-        "were requested; request fewer or raise max_terms or max_digits"
-    )
-
-
-def test_more_than_exist_are_refused_where_there_are_many_too():
-    # 80,000 expressions, of which about a tenth is held out
-    task = Arithmetic(min_terms=4, max_terms=4, min_digits=1, max_digits=1)
-    assert len(task.examples("test", 100)) == 100
-    with pytest.raises(UsageError, match=r"arithmetic has 8\d\d\d distinct test examples"):
-        task.examples("test", 9000)
+    examples = expressions(SMALL.examples("test", 210))
+    assert len(set(examples)) == 210
+    assert set(examples) < wanted
+    with pytest.raises(UsageError, match=r"arithmetic has 210 test examples.*, 211 were requested"):
+        SMALL.examples("test", 211)
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
@@ -333,40 +260,21 @@ def test_nothing_that_is_written_out_in_training_is_held_out(seed: int):
         assert not tested.intersection(whole(example).split(" = "))
 
 
-def test_splits_stay_apart_under_other_settings_counts_and_seeds():
-    tested = set(expressions(TASK.examples("test", 500, seed=3)))
-    for settings, count, seed in ((TASK, 3000, 3), (TASK, 500, 9), (SMALL, 1000, 3)):
-        assert not tested.intersection(expressions(settings.examples("train", count, seed)))
-
-
 def test_one_seed_gives_the_same_examples_and_fewer_are_the_first_of_more():
     for split in ("train", "test"):
         assert TASK.examples(split, 50, 7) == Arithmetic().examples(split, 50, 7)
         assert TASK.examples(split, 20, 7) == TASK.examples(split, 50, 7)[:20]
 
 
-def test_seeds_that_are_neighbours_have_hardly_an_expression_in_common():
-    first, second = (set(expressions(TASK.examples("train", 200, seed))) for seed in (0, 1))
-    assert len(first & second) < 10
-
-
 def test_terms_and_digits_are_within_their_limits():
-    task = Arithmetic(min_terms=2, max_terms=3, min_digits=2, max_digits=3)
+    task = Arithmetic(min_terms=2, max_terms=3, max_digits=3)
     for expression in expressions(task.examples("train", 200)):
         numbers = re.findall(r"\d+", expression)
         assert 2 <= len(numbers) <= 3
-        assert {len(number) for number in numbers} <= {2, 3}
+        assert {len(number) for number in numbers} in ({1}, {2}, {3})
 
 
-@pytest.mark.parametrize("count", [0, -1])
-def test_no_examples_cannot_be_asked_for(count: int):
-    with pytest.raises(UsageError, match="request at least 1"):
-        TASK.examples("train", count)
-
-
-@pytest.mark.parametrize(
-    "settings", [{"min_terms": 1}, {"min_terms": 6}, {"min_digits": 3}, {"min_digits": 0}]
-)
+@pytest.mark.parametrize("settings", [{"min_terms": 1}, {"min_terms": 6}, {"max_digits": 0}])
 def test_limits_that_allow_no_sum_are_refused(settings: dict[str, int]):
     with pytest.raises(ConfigError):
         Arithmetic(**settings)  # type: ignore[arg-type]

@@ -1,6 +1,5 @@
 import io
 import math
-from typing import Literal
 
 import pytest
 import torch
@@ -31,7 +30,7 @@ def table_b1(step: int) -> float:
 
 @pytest.mark.parametrize("step", [1, 2_500, 5_000, 5_001, 150_000, 150_001, 225_000, 300_000])
 def test_adafactor_by_default_follows_table_b1_at_300000_steps(step: int):
-    assert learning_rate(Adafactor(), step, step / 300_000) == pytest.approx(table_b1(step))
+    assert learning_rate(Adafactor(), step / 300_000) == pytest.approx(table_b1(step))
 
 
 @pytest.mark.parametrize(
@@ -47,15 +46,8 @@ def test_adafactor_by_default_follows_table_b1_at_300000_steps(step: int):
 )
 def test_schedules_pass_through_known_points(schedule: Schedule, levels: list[float]):
     config = AdamW(learning_rate=1.0, warmup_fraction=0, schedule=schedule)
-    found = [learning_rate(config, quarter, quarter / 4) for quarter in (1, 2, 3, 4)]
+    found = [learning_rate(config, quarter / 4) for quarter in (1, 2, 3, 4)]
     assert found == pytest.approx(levels, abs=1e-6)
-
-
-def test_warmup_steps_win_over_the_fraction():
-    config = AdamW(learning_rate=1.0, warmup_steps=4, schedule=Constant())
-    assert [learning_rate(config, step, step / 100) for step in (1, 2, 4, 5)] == [0.25, 0.5, 1, 1]
-    config = AdamW(learning_rate=1.0, warmup_steps=0, schedule=Constant())
-    assert learning_rate(config, 1, 0.001) == 1.0
 
 
 def layer() -> nn.Module:
@@ -72,11 +64,6 @@ def test_weight_decay_falls_on_matrices_only_and_frozen_weights_are_left_out(
     decay = {tuple(p.shape): group["weight_decay"] for group in groups for p in group["params"]}
     assert decay == {(4, 3): 0.5, (4,): 0.0}
     assert sum(len(group["params"]) for group in groups) == 3
-
-
-def test_a_model_of_matrices_alone_has_one_group():
-    optimizer = build_optimizer(AdamW(), nn.Linear(3, 4, bias=False).parameters())
-    assert len(optimizer.param_groups) == 1
 
 
 def by_algorithm_4(
@@ -102,16 +89,18 @@ def by_algorithm_4(
 
 
 @pytest.mark.parametrize("size", [1e-12, 1e-6, 1e-2, 1.0])
-def test_ten_steps_of_adafactor_with_the_floor_of_its_paper_are_algorithm_4(size: float):
+@pytest.mark.parametrize("start", [[[0.5, -0.25, 1.0], [0.1, 0.7, -0.4]], [[0.0] * 3] * 2])
+def test_ten_steps_of_adafactor_with_the_floor_of_its_paper_are_algorithm_4(
+    size: float, start: list[list[float]]
+):
     """Gradients that shrink: later updates are smaller than those of a normalised gradient."""
-    start = [[0.5, -0.25, 1.0], [0.1, 0.7, -0.4]]
     pattern = [[[1.0, -2.0, 0.5], [0.3, 0.0, 4.0]], [[0.2, 0.1, -0.1], [0.05, 0.3, 0.2]]]
     grads = [
         [[size * 0.8**step * value for value in row] for row in pattern[step % 2]]
         for step in range(10)
     ]
     weight = nn.Parameter(torch.tensor(start))
-    optimizer = build_optimizer(Adafactor(learning_rate=0.1, floor="paper"), [weight])
+    optimizer = build_optimizer(Adafactor(learning_rate=0.1), [weight])
     for grad in grads:
         weight.grad = torch.tensor(grad)
         optimizer.step()
@@ -122,7 +111,7 @@ def test_ten_steps_of_adafactor_with_the_floor_of_its_paper_are_algorithm_4(size
 def test_adafactor_with_the_floor_of_its_paper_takes_vectors_whole_and_gradients_of_zero():
     # V = (g^2 + (t^0.8 - 1) g'^2) / t^0.8; t = 2: beta = 1 - 2^-0.8
     vector, still = nn.Parameter(torch.tensor([2.0, 2.0])), nn.Parameter(torch.ones(2, 3))
-    optimizer = build_optimizer(Adafactor(learning_rate=0.1, floor="paper"), [vector, still])
+    optimizer = build_optimizer(Adafactor(learning_rate=0.1), [vector, still])
     for grad in ([1e-6, 1e-6], [5e-7, -2e-7]):
         vector.grad, still.grad = torch.tensor(grad), torch.zeros(2, 3)
         optimizer.step()
@@ -133,28 +122,10 @@ def test_adafactor_with_the_floor_of_its_paper_takes_vectors_whole_and_gradients
     assert still.tolist() == torch.ones(2, 3).tolist()
 
 
-def test_adafactor_with_the_floor_of_torch_makes_updates_of_one_size_from_small_gradients():
-    """The default of torch: nothing of an earlier gradient ten times as large shows."""
-    start = torch.tensor([[0.5, -0.25, 1.0], [0.1, 0.7, -0.4]])
-    moved = {}
-    for floor in ("paper", "torch"):
-        weight = nn.Parameter(start.clone())
-        optimizer = build_optimizer(Adafactor(learning_rate=0.1, floor=floor), [weight])
-        for size in (1e-5, 1e-6):
-            before = weight.detach().clone()
-            weight.grad = size * torch.tensor([[1.0, -2.0, 0.5], [0.3, 0.1, 4.0]])
-            optimizer.step()
-        rms = float((weight.detach() - before).square().mean().sqrt())
-        moved[floor] = rms / (0.1 * float(before.square().mean().sqrt()))
-    assert moved["torch"] == pytest.approx(1.0, rel=1e-5)
-    assert moved["paper"] < 0.2
-
-
-@pytest.mark.parametrize("floor", ["paper", "torch"])
-def test_the_state_of_adafactor_is_restored(floor: Literal["paper", "torch"]):
+def test_the_state_of_adafactor_is_restored():
     def make() -> tuple[nn.Parameter, torch.optim.Optimizer]:
         weight = nn.Parameter(torch.full((2, 3), 5.0))
-        return weight, build_optimizer(Adafactor(learning_rate=0.01, floor=floor), [weight])
+        return weight, build_optimizer(Adafactor(learning_rate=0.01), [weight])
 
     (whole, one), (first, two), (second, three) = make(), make(), make()
     grads = [torch.arange(1.0, 7).view(2, 3) * size for size in (1.0, 0.1, 0.01)]
@@ -173,18 +144,3 @@ def test_the_state_of_adafactor_is_restored(floor: Literal["paper", "torch"]):
     second.grad = grads[2].clone()
     three.step()
     assert torch.equal(second, whole)
-
-
-@pytest.mark.parametrize("floor", ["paper", "torch"])
-def test_the_step_of_adafactor_is_relative_to_the_size_of_the_weight(
-    floor: Literal["paper", "torch"],
-):
-    # Shazeer and Stern 2018, section 8: alpha = max(1e-3, RMS(weight)) * rate. The first update of
-    # a constant gradient has RMS 1: weights of 5 move by 5 * rate, weights of 0 by 1e-3 * rate.
-    weights = [nn.Parameter(torch.full((2, 3), 5.0)), nn.Parameter(torch.zeros(2, 3))]
-    optimizer = build_optimizer(Adafactor(learning_rate=0.01, floor=floor), weights)
-    for weight in weights:
-        weight.grad = torch.ones_like(weight)
-    optimizer.step()
-    assert weights[0].detach() == pytest.approx(torch.full((2, 3), 5.0 - 0.05), rel=1e-5)
-    assert weights[1].detach() == pytest.approx(torch.full((2, 3), -1e-5), rel=1e-4)

@@ -1,4 +1,4 @@
-"""Pretraining: a model from nothing learns, resumes where it was stopped, and says how it does."""
+"""New models and drafts, and pretraining: what it learns, how it goes on and what it says."""
 
 import json
 import math
@@ -25,11 +25,14 @@ from paceline.models.drafts.scratch import (
     write_new_model,
 )
 from paceline.records import read_jsonl
-from paceline.train import PretrainConfig, pretrain
+from paceline.train import PretrainConfig, align, pretrain
+from paceline.train.initial_draft import DraftConfig, check_place, make_draft
+from support.configs import small
 from support.models import tiny_hf
-from support.runs import write_corpus
+from support.runs import align_config, losses, write_corpus, write_pair
 
 TEXTS = [f"{a} plus {b} makes {a + b}." for a in range(6) for b in range(6)]
+STEADY: dict[str, Any] = {"kind": "adamw", "learning_rate": 1e-2}
 SHAPE = {"hidden_size": 16, "num_layers": 2, "num_heads": 2, "max_length": 32}
 
 
@@ -39,20 +42,9 @@ def corpus(folder: Path, rows: list[dict[str, Any]], name: str = "corpus.jsonl")
 
 def settings(folder: Path, output: Path, **changes: Any) -> PretrainConfig:
     text = corpus(folder, [{"text": text} for text in TEXTS])
-    values: dict[str, Any] = {
-        "model": SHAPE,
-        "tokenizer": {"vocab_size": 270},
-        "output": output,
-        "data": {"train": text, "held_out": text},
-        "num_steps": 8,
-        "batch_size": 4,
-        "max_prompt_tokens": 8,
-        "max_completion_tokens": 8,
-        "optimizer": {"kind": "adamw", "learning_rate": 1e-2},
-        "device": "cpu",
-        "precision": "float32",
-    }
-    return validate(PretrainConfig, values | changes)
+    values = {"model": SHAPE, "tokenizer": {"vocab_size": 270}, "optimizer": STEADY}
+    data = {"data": {"train": text, "held_out": text}}
+    return small("pretrain", folder, output, **values | data | changes)
 
 
 def result(run: Path) -> dict[str, Any]:
@@ -83,35 +75,12 @@ def test_a_new_model_learns_and_its_figures_are_those_of_a_plain_cross_entropy(t
     assert found["after"]["loss"] == pytest.approx(total / count, rel=1e-4)
 
 
-def test_a_stopped_run_goes_on_to_the_same_weights(tmp_path: Path):
-    often = {"every_steps": 4}
-    constant = {"kind": "adamw", "learning_rate": 1e-2, "schedule": {"kind": "constant"}}
-    whole = pretrain(settings(tmp_path, tmp_path / "whole", optimizer=constant))
-    pretrain(
-        settings(tmp_path, tmp_path / "parts", optimizer=constant, num_steps=4, checkpoints=often)
-    )
-    parts = pretrain(
-        settings(tmp_path, tmp_path / "parts", optimizer=constant, checkpoints=often), resume=True
-    )
-    assert all(map(torch.equal, weights(whole), weights(parts)))
-    steps = [row["step"] for row in read_jsonl(parts / "metrics.jsonl") if "loss" in row]
-    assert steps == list(range(1, 9))
-
-
 def test_only_completions_carry_loss_where_there_are_prompts(tmp_path: Path):
     pairs = [{"prompt": "1 + 1 =", "completion": " 2"}] * 4
     data = {"train": corpus(tmp_path, pairs, "pairs.jsonl")}
     run = pretrain(settings(tmp_path, tmp_path / "run", data=data, num_steps=1))
     (row,) = [row for row in read_jsonl(run / "metrics.jsonl") if "loss" in row]
     assert row["num_tokens"] == 4 * 2, "the answer and the end of the text"
-
-
-def test_a_draft_takes_its_targets_tokenizer_byte_for_byte(tmp_path: Path):
-    target = pretrain(settings(tmp_path, tmp_path / "target", num_steps=1)) / "model"
-    draft = settings(tmp_path, tmp_path / "draft", num_steps=1, tokenizer=str(target))
-    saved = pretrain(draft) / "model"
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        assert (saved / name).read_bytes() == (target / name).read_bytes()
 
 
 def test_training_goes_on_from_an_existing_model_and_leaves_it_alone(tmp_path: Path):
@@ -162,6 +131,9 @@ def test_bad_shapes_lengths_and_texts_are_one_line(tmp_path: Path):
     data = {"train": corpus(tmp_path, [{"text": "a b c"}]), "held_out": only}
     with pytest.raises(PromptError, match="prompts without completions"):
         pretrain(settings(tmp_path, tmp_path / "z", data=data))
+    data = {"train": data["train"], "streaming": True, "pack_documents": False}
+    with pytest.raises(ConfigError, match="streaming needs pack_documents"):
+        settings(tmp_path, tmp_path / "run", data=data)
 
 
 def test_a_check_of_a_streamed_data_set_does_not_convert_it(
@@ -181,9 +153,9 @@ def test_a_check_of_a_streamed_data_set_does_not_convert_it(
 
 def test_text_that_is_read_as_it_is_needed_teaches_and_is_gone_on_with(tmp_path: Path):
     text = corpus(tmp_path, [{"text": text} for text in TEXTS])
+    steady = STEADY | {"schedule": {"kind": "constant"}, "warmup_fraction": 0}
     data = {"train": text, "held_out": text, "streaming": True}
-    steady = {"kind": "adamw", "learning_rate": 1e-2, "schedule": {"kind": "constant"}}
-    changes = {"data": data, "optimizer": steady | {"warmup_fraction": 0}}
+    changes = {"data": data, "optimizer": steady}
     whole = pretrain(settings(tmp_path, tmp_path / "whole", num_steps=24, **changes))
     assert result(whole)["after"]["loss"] < 0.9 * result(whole)["before"]["loss"]
     run = pretrain(settings(tmp_path, tmp_path / "run", num_steps=15, **changes))
@@ -192,7 +164,7 @@ def test_text_that_is_read_as_it_is_needed_teaches_and_is_gone_on_with(tmp_path:
     assert all(map(torch.equal, weights(run), weights(whole)))
 
 
-def test_a_text_that_cannot_be_read_in_the_middle_of_a_run_loses_no_step(tmp_path: Path):
+def test_a_run_is_resumed_when_a_text_that_could_not_be_read_is_mended(tmp_path: Path):
     rows = [{"text": text} for text in TEXTS]
     text = corpus(tmp_path, rows)
     changes = {"num_steps": 30, "data": {"train": text, "streaming": True}}
@@ -202,42 +174,13 @@ def test_a_text_that_cannot_be_read_in_the_middle_of_a_run_loses_no_step(tmp_pat
         if stage == "training":
             corpus(tmp_path, [*rows[:3], {"text": 3}, *rows[3:]])
 
-    with pytest.raises(PromptError, match=r"line 4.* after step (\d+) is saved: correct") as error:
-        pretrain(settings(tmp_path, tmp_path / "run", **changes), progress=spoil)
-    made = len([row for row in read_jsonl(tmp_path / "run" / "metrics.jsonl") if "loss" in row])
-    assert made > 1
-    assert f"after step {made} is saved" in str(error.value)
+    often = {"checkpoints": {"every_steps": 1}}
+    with pytest.raises(PromptError, match="line 4"):
+        pretrain(settings(tmp_path, tmp_path / "run", **changes, **often), progress=spoil)
+    assert list((tmp_path / "run" / "checkpoints").iterdir())
     corpus(tmp_path, rows)
     run = pretrain(settings(tmp_path, tmp_path / "run", **changes), resume=True)
     assert all(map(torch.equal, weights(run), weights(whole)))
-
-
-def test_a_run_is_not_gone_on_with_on_another_text(tmp_path: Path):
-    run = pretrain(settings(tmp_path, tmp_path / "run", num_steps=2))
-    longer = settings(tmp_path, run, num_steps=4)
-    corpus(tmp_path, [{"text": text} for text in TEXTS[1:]])
-    with pytest.raises(ConfigError, match=r"with another data\.train: files have changed"):
-        pretrain(longer, resume=True)
-
-
-def test_streams_are_packed(tmp_path: Path):
-    text = corpus(tmp_path, [{"text": text} for text in TEXTS])
-    data = {"train": text, "streaming": True, "pack_documents": False}
-    with pytest.raises(ConfigError, match="streaming needs pack_documents"):
-        settings(tmp_path, tmp_path / "run", data=data)
-
-
-def test_parquet_files_are_read_like_any_other_text(tmp_path: Path):
-    import datasets
-
-    path = tmp_path / "corpus.parquet"
-    datasets.Dataset.from_list([{"text": text} for text in TEXTS]).to_parquet(path)
-    lines = corpus(tmp_path, [{"text": text} for text in TEXTS])
-    runs = [
-        pretrain(settings(tmp_path, tmp_path / name, num_steps=3, data={"train": place}))
-        for name, place in (("parquet", str(path)), ("lines", lines))
-    ]
-    assert all(map(torch.equal, *map(weights, runs)))
 
 
 def test_a_draft_of_some_tokens_is_pretrained_over_these(tmp_path: Path):
@@ -266,7 +209,6 @@ def test_a_draft_of_some_tokens_is_pretrained_over_these(tmp_path: Path):
                 right += int(log.argmax()) == place
                 count += 1
     assert 0 < count < labels
-    assert found["coverage"] == pytest.approx(count / labels)
     assert found["loss"] == pytest.approx(total / count, rel=1e-4)
     assert found["accuracy"] == pytest.approx(right / count)
     # training looks at the same: a step over all of it has the same loss
@@ -279,9 +221,102 @@ def test_a_draft_of_some_tokens_is_pretrained_over_these(tmp_path: Path):
     assert first["loss"] == pytest.approx(total / count, rel=1e-4)
 
 
+_PAIRS = [{"prompt": "the rain", "completion": f"an inn and {word}"} for word in ("tin", "hen")]
+
+
+@pytest.mark.parametrize("command", ["align", "pretrain"])
+def test_a_label_that_the_model_may_not_emit_is_trained_as_before(tmp_path: Path, command: str):
+    """Its logit is -1e4 elsewhere: the loss would be 1e4, and would never fall."""
+    folder = write_pair(tmp_path / "pair", architecture="t5_v1_1")
+    write_corpus(folder / "corpus.jsonl", _PAIRS * 4)
+    text = str(folder / "corpus.jsonl")
+    changes = {"model": str(folder / "draft"), "data": {"train": text, "held_out": text}}
+
+    def run(name: str) -> list[float]:
+        if command == "pretrain":
+            made = pretrain(small("pretrain", folder, tmp_path / name, num_steps=2, **changes))
+            rows = read_jsonl(made / "metrics.jsonl")
+            return [value for row in rows for key, value in row.items() if key.endswith("loss")]
+        settings = {"objective": "cross_entropy", "num_steps": 2}
+        return losses(align(align_config(folder, tmp_path / name, **settings)))
+
+    plain = run("plain")
+    for name in ("draft", "target"):
+        path = folder / name / "generation_config.json"
+        bad = [[token] for token in range(3, 200)]
+        path.write_text(path.read_text().replace("{", f'{{"bad_words_ids": {bad},', 1))
+    assert max(plain) < 100
+    assert run("banned") == plain
+
+
+def config(folder: Path, **values: Any) -> DraftConfig:
+    text = {"text": str(folder / "corpus.jsonl")} if values.pop("ranked", False) else {}
+    given = {"target": str(folder / "target"), "out": str(folder / "out")} | text | values
+    return validate(DraftConfig, given)
+
+
 @pytest.mark.parametrize(
-    ("shard", "message"), [("target", "has no target"), ("draft", "cannot be eval")]
+    ("values", "num_layers", "width"),
+    [
+        ({"layers": [0, 2]}, 2, None),
+        ({"layers": [1], "hidden_size": 16, "ranked": True}, 1, 16),
+        ({"hidden_size": 16, "ranked": True}, 4, 16),
+        ({"params": 0.5, "num_layers": 1}, 1, None),
+        ({"params": 0.5, "vocabulary": 20, "ranked": True}, 1, None),
+    ],
+    ids=lambda value: str(value),
 )
-def test_pretraining_shards_what_there_is(shard: str, message: str, tmp_path: Path):
+def test_each_way_makes_its_draft(
+    values: dict[str, Any], num_layers: int, width: int | None, folder: Path
+):
+    target = load_model(folder / "target", dtype="float32")
+    made = config(folder, **values)
+    draft = make_draft(made, target)
+    assert draft.hf.config.num_hidden_layers == num_layers
+    assert width is None or draft.hf.config.hidden_size == width
+    assert draft.num_parameters < target.num_parameters
+    limit = draft.draft_vocabulary
+    assert made.vocabulary == (None if limit is None else len(limit))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({}, "give layers, a width such as hidden_size, or params"),
+        ({"params": 0.1, "layers": [0]}, "got both params .random weights. and layers"),
+        ({"params": 0.1, "hidden_size": 16}, "got both params .random weights. and a width"),
+        ({"layers": [0], "num_layers": 1}, "num_layers needs params; use layers"),
+        ({"hidden_size": 16}, "a width needs text"),
+    ],
+)
+def test_a_plan_that_contradicts_itself_is_refused(
+    values: dict[str, Any], message: str, folder: Path
+):
     with pytest.raises(ConfigError, match=message):
-        settings(tmp_path, tmp_path / "run", shard=[shard])
+        config(folder, **values)
+
+
+def test_only_a_model_is_written_over_and_only_where_that_is_asked_for(
+    folder: Path, tmp_path: Path
+):
+    def draft(out: Path, **values: Any) -> DraftConfig:
+        return config(folder, layers=[0], out=str(out), **values)
+
+    check_place(draft(tmp_path / "new"))
+    check_place(draft(tmp_path))
+    (tmp_path / "thesis.tex").write_text("x")
+    for out in (tmp_path, tmp_path / "thesis.tex"):
+        with pytest.raises(ConfigError, match="exists and is not a model; choose another"):
+            check_place(draft(out, overwrite=True))
+    with pytest.raises(
+        ConfigError, match="contains a model; choose another directory, or give --overwrite"
+    ):
+        check_place(draft(folder / "draft"))
+    check_place(draft(folder / "draft", overwrite=True))
+    (folder / "draft" / "notes.txt").write_text("x")
+    with pytest.raises(ConfigError, match=r"holds notes\.txt, which is no part of a draft"):
+        check_place(draft(folder / "draft", overwrite=True))
+    (folder / "draft" / "notes.txt").unlink()
+    for out in (folder / "target", folder):
+        with pytest.raises(ConfigError, match="contains the target"):
+            check_place(draft(out, overwrite=True))

@@ -20,7 +20,7 @@ from paceline.models import HfModel
 from paceline.models.hf.logit_map import LogitMap
 from paceline.native import compiled
 from paceline.train.evaluation import AgreementEvaluator
-from paceline.train.loss import ChunkSize, DraftLoss, Normalisers, Scored, StepPlan, Weights
+from paceline.train.loss import DraftLoss, Normalisers, StepPlan
 from paceline.train.objectives import Objective
 from paceline.train.pretrain import HeldOutLoss
 from support.models import SCALED, tiny_model
@@ -97,14 +97,11 @@ def our_loss(pair: Pair, objective: str, subset: str, *, native: bool) -> Tensor
     normalisers_N = None
     if subset == "draft vocabulary":
         lengths = [len(row.tokens) - row.trained_from for row in ROWS]
-        normalisers_N = Normalisers(VOCAB, 3).of(ROWS, lengths, hidden_ND, target.head)
-    loss = DraftLoss(
-        draft, target, ChunkSize(3), vocab_size=VOCAB, bfloat16=False, add_up=lambda x: x
-    )
+        normalisers_N = Normalisers(VOCAB).of(ROWS, lengths, hidden_ND, target.head)
+    loss = DraftLoss(draft, target, 3, vocab_size=VOCAB, bfloat16=False, add_up=lambda x: x)
     with patch("paceline.train.loss.can_differentiate", lambda _: native):
         plan = StepPlan(terms, vocabulary)
-        weights = Weights(weights_BT, weights_BT)
-        return loss(batch, weights, lambda: Scored(hidden_ND, normalisers_N), plan, [None])
+        return loss(batch, weights_BT, lambda: (hidden_ND, normalisers_N), plan, [None])
 
 
 def compare(pair: Pair, objective: str, subset: str, *, native: bool) -> None:

@@ -1,8 +1,10 @@
 """Trackers get what metrics.jsonl has, also if the run is killed and resumed."""
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from accelerate.tracking import GeneralTracker
@@ -11,8 +13,8 @@ from paceline.errors import UsageError
 from paceline.records import read_jsonl
 from paceline.results.figures import FIGURES
 from paceline.train import AlignConfig, align, pretrain, tracking
-from paceline.train.pretrain import PretrainConfig
 from paceline.train.step import Stepper
+from support.configs import small
 from support.runs import align_config, held_out
 
 Points = dict[str, list[tuple[int, Any]]]
@@ -83,28 +85,20 @@ def in_metrics(run: Path) -> Points:
     return points
 
 
-def killed_in_step(number: int, monkeypatch: pytest.MonkeyPatch, run: AlignConfig) -> None:
-    """Begin a run that ends in this step, without saving."""
-    whole, seen = Stepper.step, list[int]()
+@pytest.mark.slow
+def test_a_tracker_gets_every_metric_of_a_run_and_of_a_resumed_one(
+    folder: Path, tmp_path: Path, recorder: Recorder
+):
+    run = config(folder, tmp_path / "run")
+    whole, steps = Stepper.step, itertools.count(1)
 
     def dies(*arguments: Any) -> Any:
-        seen.append(1)
-        if len(seen) == number:
+        if next(steps) == 7:
             raise MemoryError
         return whole(*arguments)
 
-    with monkeypatch.context() as patched:
-        patched.setattr(Stepper, "step", dies)
-        with pytest.raises(MemoryError):
-            align(run)
-
-
-@pytest.mark.slow
-def test_a_tracker_gets_every_metric_of_a_run_and_of_a_resumed_one(
-    folder: Path, tmp_path: Path, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
-):
-    run = config(folder, tmp_path / "run")
-    killed_in_step(7, monkeypatch, run)  # steps 5 and 6 are after the checkpoint
+    with patch.object(Stepper, "step", dies), pytest.raises(MemoryError):
+        align(run)  # steps 5 and 6 are after the checkpoint
     assert [step for step, _ in recorder.points["loss"]] == [1, 2, 3, 4, 5, 6]
     align(run, resume=True)
     assert [step for step, _ in recorder.points["loss"]] == [*range(1, 7), *range(5, 11)]
@@ -123,10 +117,8 @@ def test_pretraining_is_tracked_with_the_names_of_the_registry(
     folder: Path, tmp_path: Path, recorder: Recorder
 ):
     data = {"train": str(folder / "corpus.jsonl"), "held_out": str(folder / "corpus.jsonl")}
-    settings = {"num_steps": 2, "batch_size": 2, "max_prompt_tokens": 4, "track": ["trackio"]}
-    settings |= {"max_completion_tokens": 8, "device": "cpu", "precision": "float32"}
-    model = {"model": str(folder / "draft"), "output": str(tmp_path / "run")}
-    pretrain(PretrainConfig.model_validate({**settings, **model, "data": data}))
+    changes = {"num_steps": 2, "track": ["trackio"], "model": str(folder / "draft"), "data": data}
+    pretrain(small("pretrain", folder, tmp_path / "run", **changes))
     assert recorder.points.keys() == in_metrics(tmp_path / "run").keys()
     evaluated = {name.removeprefix("evaluation/") for name in recorder.points if "/" in name}
     assert {"loss", "accuracy"} <= evaluated & FIGURES.keys()
@@ -162,24 +154,3 @@ def test_a_tracker_that_is_not_installed_is_refused_before_any_work(
     with pytest.raises(UsageError, match="mlflow, which is not installed: pip install mlflow"):
         align(config(folder, tmp_path / "run", track="mlflow"))
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-def test_tensorboard_reads_what_metrics_jsonl_has(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    run = config(folder, tmp_path / "run", track="tensorboard")
-    killed_in_step(7, monkeypatch, run)
-    align(run, resume=True)
-    read = events.EventAccumulator(str(tmp_path / "run" / "paceline"), {"scalars": 0})
-    read.Reload()
-    expected = in_metrics(tmp_path / "run")
-    expected.pop("origin")  # a text
-    assert set(read.Tags()["scalars"]) == expected.keys()
-    for name, points in expected.items():
-        found = [(event.step, event.value) for event in read.Scalars(name)]
-        assert [step for step, _ in found] == [step for step, _ in points], name
-        # the file has 32 bits
-        assert [v for _, v in found] == pytest.approx([v for _, v in points], rel=1e-6), name

@@ -28,7 +28,7 @@ def test_the_command_writes_the_page_beside_the_rows_and_prints_its_verdict(
     assert shown.output.splitlines()[-1] == str(beside)
     assert beside.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
     if kind == "verify":
-        assert shown.output.startswith("PASSED: All 5 greedy texts equal the target's")
+        assert shown.output.startswith("PASSED: 5 of 5 greedy texts equal the target's")
 
 
 @pytest.mark.parametrize(
@@ -111,17 +111,11 @@ def test_values_that_no_command_writes_are_one_line(kind: str, tmp_path: Path):
         file.write_text(old)
 
 
-def test_only_a_report_is_replaced_by_a_report(tmp_path: Path):
+def test_a_report_is_written_where_it_is_asked_for(tmp_path: Path):
     run = reports.losslessness(tmp_path)
-    page = run.with_suffix(".html")
-    page.write_text("<html>mine</html>")
-    with pytest.raises(UsageError, match=r"verified\.html is no report of Paceline"):
-        paceline.view.write_report(run)
     other = tmp_path / "made" / "here.html"
     shown = CliRunner().invoke(app, ["report", str(run), "--html", str(other)])
     assert (shown.exit_code, shown.output.splitlines()[-1]) == (0, str(other))
-    assert page.read_text() == "<html>mine</html>"
-    page.unlink()
     for _ in range(2):
         assert CliRunner().invoke(app, ["report", str(run)]).exit_code == 0
-    assert page.read_bytes() == other.read_bytes()
+    assert run.with_suffix(".html").read_bytes() == other.read_bytes()

@@ -24,11 +24,9 @@ from paceline.view.charts import Axis
 from paceline.view.page import (
     Figure,
     Page,
-    Panel,
     Section,
     Source,
     Table,
-    Text,
     flat,
     interval_text,
     shown,
@@ -38,7 +36,7 @@ from support import reports
 
 NOTATION = (Path(__file__).parents[3] / "docs/notation.md").read_text(encoding="utf-8")
 SOURCE = Source("paceline bench --config bench.yaml", {"seed": 3})
-PLAIN = Section("One", [Text("", "Text.")])
+PLAIN = Section("One", [Table("", [{"a": 1}])])
 Written = Callable[[str], str]
 
 
@@ -80,14 +78,14 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
     return make
 
 
-def page_of(*blocks: Figure | Table | Text, source: Source | None = SOURCE) -> str:
+def page_of(*blocks: Figure | Table, source: Source | None = SOURCE) -> str:
     return render.render(Page("Title", "A verdict.", [Section("Part", blocks)], source=source))
 
 
 def figure(title: str, name: str = "a") -> Figure:
-    rows = [{"name": name, "value": 1.0}]
-    chart = charts.intervals(rows, "name", Axis("value", "value"))
-    return Figure(title, "Text.", [Panel(chart)], rows)
+    rows = [{"name": name, "step": 1, "value": 1.0}]
+    chart = charts.curves(rows, "step", Axis("value", "value"), "name")
+    return Figure(title, "Text.", {"": chart}, rows)
 
 
 @pytest.mark.parametrize("kind", reports.RUNS)
@@ -153,8 +151,8 @@ def test_the_configuration_of_a_page_runs_the_command_again(kind: str, written: 
     assert config.model_dump(mode="json") == values
 
 
-def test_figures_point_to_their_source_and_a_remark_has_none():
-    text = page_of(figure("One"), figure("Two"), Text("", "A remark."))
+def test_figures_point_to_their_source():
+    text = page_of(figure("One"), figure("Two"))
     links = [link["href"] for link in Reader(text).links if "download" not in link]
     assert links.count("#source") == 2
     assert Reader(text).ids.count("source") == 1
@@ -170,7 +168,13 @@ def test_a_page_defines_what_its_columns_name_once_also_a_figure_registered_afte
     finally:
         del figures.FIGURES[mine.name]
     terms = re.findall(r"<dt>([^<]*)", text)
-    assert terms == ["gamma", "speedup", "TVD under the rule", "my figure", "95% interval"]
+    assert terms == [
+        "gamma",
+        "speedup",
+        "TVD to the target under the rule",
+        "my figure",
+        "95% interval",
+    ]
     assert "what it is." in text
 
 
@@ -182,7 +186,7 @@ def test_a_page_without_charts_has_no_plotting_library():
 def test_definitions_use_the_names_of_the_notation_and_are_complete():
     known = set(re.findall(r"`([a-z_]+)`", NOTATION))
     ours = {"accuracy", "loss", "gain", "relative_latency", "rule_acceptance", "rule_tvd"}
-    ours |= {"measured_over_predicted", "engine_efficiency", "block_cost_ratio"}
+    ours |= {"engine_efficiency", "block_cost_ratio"}
     ours |= {"needed_block_efficiency", "perplexity", "g_statistic", "p_value"}
     assert {name for name, one in figures.FIGURES.items() if not one.ratios} - ours <= known
     assert {one.better for one in figures.FIGURES.values()} == {"more", "less"}
@@ -193,7 +197,8 @@ def test_colours_come_from_the_style_sheet_alone(tmp_path: Path):
     page = read_page(reports.bench_run(tmp_path)).page
     styles = render.template("style.css")
     blocks = [block for part in page.sections for block in part.blocks]
-    for panel in (panel for one in blocks if isinstance(one, Figure) for panel in one.panels):
-        text = str(panel.chart)
+    figures = [one for one in blocks if isinstance(one, Figure)]
+    for chart in (chart for figure in figures for chart in figure.panels.values()):
+        text = str(chart)
         assert re.findall(r"#[0-9a-f]{3,6}\b", text) == []
         assert all(f"--{name}:" in styles for name in re.findall(r"var\(--([\w-]+)", text))

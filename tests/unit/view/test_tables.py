@@ -7,9 +7,8 @@ import pytest
 from rich.console import Console
 
 from paceline.cli.tables import printed
-from paceline.core.bootstrap import Interval
 from paceline.results import FIGURES, Row
-from paceline.view.page import Table, lines_of, table_of
+from paceline.view.page import Table, table_of
 from support.results import result_row
 
 COUNT = 12
@@ -37,19 +36,6 @@ def test_a_line_has_the_settings_and_figures_that_are_named_with_their_intervals
         tau = FIGURES["block_efficiency"].measure(one)
         assert line == {"draft": "small", "gamma": one.setting["gamma"], "block_efficiency": tau}
         assert tau.value == pytest.approx(value)
-
-
-def test_lines_of_rows_take_figures_from_a_measure_and_leave_out_what_no_row_has():
-    def measure(name: str, one: Row) -> Interval | None:
-        gamma = float(one.setting["gamma"])
-        return Interval(gamma, gamma - 1, gamma + 1) if name == "quality" else None
-
-    figures = ("quality", "block_efficiency")
-    found = lines_of([row(1), row(2)], ("gamma", "task"), figures, measure=measure)
-    assert found == [
-        {"gamma": 1, "quality": Interval(1.0, 0.0, 2.0)},
-        {"gamma": 2, "quality": Interval(2.0, 1.0, 3.0)},
-    ]
 
 
 def test_a_figure_that_some_rows_lack_is_unknown_there():

@@ -7,13 +7,18 @@ cache by configuration, files and versions, so that the second load of a model s
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 import transformers
 
+from paceline.cache import cached_text, keep_text
 from paceline.errors import ModelLoadError, PacelineError, UnsupportedModelError, first_line
-from paceline.models.admission.results import key_of, recall, remember
+from paceline.fingerprints import short_hash
 from paceline.models.admission.trial import (
     FAULTS,
     Comparison,
@@ -22,10 +27,13 @@ from paceline.models.admission.trial import (
     play_briefly,
 )
 from paceline.models.admission.twin import VOCABULARY, tiny_twin
+from paceline.models.hf.architectures import is_tied, nested_configs
 from paceline.models.hf.base import rolls_back, warn_of_slower
 from paceline.models.hf.causal import CausalModel
 from paceline.models.hf.seq2seq import Seq2SeqModel
 from paceline.models.hf.spreading import is_spread
+from paceline.native import compiled
+from paceline.processor import level
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,12 +43,14 @@ if TYPE_CHECKING:
     Build = Callable[[HfModel], HfModel]
 
 EXACT = 0.01
-"""Tolerance for passes in float32, in standard deviations of the logits."""
-OF_TWIN = 0.008
-"""The same for the tiny twin. If a pass is right, its differences are below 0.0001, or below 0.006
-where rounding grows as in Gemma 3n and Zamba; Doge's wrong choices of keys change it by 0.014."""
+"""Tolerance for passes in float32, in standard deviations of the logits. On the tiny twin, right
+passes differ by less than 0.0001, or 0.006 where rounding grows as in Gemma 3n; Doge's wrong
+choices of keys change it by 0.014."""
 ROUNDED = 0.5
 """Tolerance if a pass rounds to 16 bits; wrong tokens or positions change logits by more than 1."""
+_CODE = ("admission/model.py", "admission/trial.py", "admission/twin.py", "contract.py", "t5.py")
+_CODE += ("hf/*.py", "llama/*.py", "recorded/*.py", "prepare.py")
+_known: dict[str, dict[str, Any]] = {}
 
 
 class Admission(NamedTuple):
@@ -88,14 +98,8 @@ def _place(model: HfModel) -> tuple[str, str]:
 
 
 def _compared(model: HfModel) -> Admission:
-    """The model's admission; a model that is refused keeps its sessions."""
-    sessions = model.sessions
-    try:
-        twin = twin_admission(model) or Admission("batch", None, 0.0, 0)
-        own = _first_that_agrees(model, play_briefly, tolerance_for(model.dtype), twin.sessions)
-    except BaseException:
-        model.sessions = sessions
-        raise
+    twin = twin_admission(model) or Admission("batch", None, 0.0, 0)
+    own = _first_that_agrees(model, play_briefly, tolerance_for(model.dtype), twin.sessions)
     return own._replace(twin=twin.twin, num_positions=own.num_positions + twin.num_positions)
 
 
@@ -108,7 +112,7 @@ def twin_admission(model: HfModel) -> Admission | None:
     twin = twin_of(model)
     if twin is None:
         return None
-    found = _first_that_agrees(twin, play, OF_TWIN, "batch")
+    found = _first_that_agrees(twin, play, EXACT, "batch")
     found = found._replace(twin=found.difference)
     remember(key, found._asdict())
     return found
@@ -139,24 +143,20 @@ def faster(
     name: str,
     tolerance: float,
     build: Build,
-    variant: str = "",
     of_twin: float | None = None,
 ) -> HfModel | None:
     """A faster pass, if its logits are those of transformers; else None, with a warning.
 
     Args:
         model: The model.
-        name: Of the faster pass, for the warning.
+        name: Of the faster pass, for the warning; results are kept by it.
         tolerance: Largest difference, in standard deviations of the logits.
         build: Makes the pass from a model. It is called with the tiny twin, too.
-        variant: Distinguishes passes of the same name.
-        of_twin: The same for the tiny twin, which is in float32; None: OF_TWIN if `tolerance` is
-            EXACT, else that tolerance.
+        of_twin: The same for the tiny twin, which is in float32; None: `tolerance`.
     """
-    if of_twin is None:
-        of_twin = OF_TWIN if tolerance == EXACT else tolerance
+    of_twin = of_twin or tolerance
     dtype, device = _place(model)
-    facts = ("faster", name, variant, dtype, device, str(tolerance))
+    facts = ("faster", name, dtype, device, str(tolerance))
     fault = _checked(
         key_of(model, *facts, str(of_twin)), lambda: _fault_of_twin(model, build, of_twin), of_twin
     )
@@ -194,17 +194,13 @@ def _built(model: HfModel, build: Build) -> tuple[HfModel | None, str | None]:
 
 
 def _fault_of_twin(model: HfModel, build: Build, tolerance: float) -> str | None:
-    """The fault of its sessions, or of its forward pass in sessions of transformers' kind."""
     twin = twin_of(model)
     if twin is None:
         return None
     prepared, fault = _built(twin.rewrap(cast("Any", twin.hf).to(model.device)), build)
     if prepared is None:
         return fault
-    fault = _fault_of(prepared, play, tolerance)
-    if fault is None and prepared.has_own_sessions:
-        return _fault_of(prepared.decoding_with(prepared.decoder), play, tolerance)
-    return fault
+    return _fault_of(prepared, play, tolerance)
 
 
 def _fault_of(prepared: HfModel, trial: Callable[..., Comparison], tolerance: float) -> str | None:
@@ -238,3 +234,42 @@ def _first_that_agrees(
 
 def tolerance_for(dtype: torch.dtype) -> float:
     return EXACT if dtype == torch.float32 else ROUNDED
+
+
+def key_of(model: HfModel, *facts: str) -> str:
+    """What a comparison of this model depends on, with further facts, as one name."""
+    hf: Any = model.hf
+    settings = hf.config.to_dict()
+    config = {name: value for name, value in settings.items() if not name.startswith("_name")}
+    chosen = [
+        [getattr(part, f"_{name}_implementation", None) for name in ("attn", "experts")]
+        for part in nested_configs(hf.config)
+    ]
+    parts = [
+        *(f"{type(hf).__module__}.{type(hf).__qualname__}", str(is_tied(hf)), str(chosen)),
+        *(json.dumps(config, sort_keys=True, default=str), str(model.decoder_prompt)),
+        *(str(model.sessions), _code(), level(), Path(getattr(compiled(), "_name", "")).name),
+        *(transformers.__version__, torch.__version__, *facts),
+    ]
+    return short_hash(["\n".join(parts)])
+
+
+@functools.cache
+def _code() -> str:
+    """Hash of the trials and of the passes that they compare; the C library's name has its own."""
+    models = Path(__file__).parents[1]
+    files = sorted(file for part in _CODE for file in models.glob(part))
+    return short_hash(file.read_bytes() for file in files)
+
+
+def recall(key: str) -> dict[str, Any] | None:
+    if key not in _known:
+        with contextlib.suppress(TypeError, ValueError):
+            _known[key] = dict(json.loads(cached_text("admission", f"{key}.json") or ""))
+    return _known.get(key)
+
+
+def remember(key: str, result: dict[str, Any]) -> None:
+    """Keep a result; a cache that cannot be written is no error."""
+    _known[key] = result
+    keep_text("admission", f"{key}.json", json.dumps(result) + "\n")

@@ -3,40 +3,30 @@
 transformers 5 builds the classes of many models anew from vocabulary and merges, and ignores the
 normalizer, the pre-tokenizer and the decoder of tokenizer.json. Engines and earlier versions of
 transformers read that file, and so does Paceline: where a class gives other tokens, the file is
-read without the class, and a warning names the difference. The result is kept.
+read without the class, and a warning names a text.
 """
 
 from __future__ import annotations
 
 import json
 import warnings
-from itertools import takewhile
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from paceline.environment import package_version
 from paceline.errors import ModelLoadError, first_line
-from paceline.fingerprints import files_fingerprint, short_hash
-from paceline.models.admission.results import recall, remember
 from paceline.places import TEMPLATES
-from paceline.version import __version__
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from paceline.models.checkpoint_files import ModelLocation
 
-_PACKAGES = ("transformers", "tokenizers", "sentencepiece")
-_FILES = ("*.json", "*.model", "*.spm", "*.txt", "*.tiktoken")
 TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*")
 TOKENIZER_FILES += ("merges.txt", "*.model", "*.spm", "target_vocab.json", "chat_template*")
 TOKENIZER_FILES += (TEMPLATES,)
-_WEIGHTS = ".index.json"  # ends the name of a list of weight files
 _CLASS_SETTINGS = ("padding_side", "truncation_side", "model_input_names")
-_PARTS = ("model", "normalizer", "pre_tokenizer", "decoder")
-_MOST_SHOWN = 8  # tokens of an example in a message
 _NO_VOCABULARY = (
     "{} has a tokenizer_config.json, but no file with the tokenizer's vocabulary; copy "
     "tokenizer.json, or the files that tokenizer_config.json belongs to, from the original model"
@@ -62,54 +52,51 @@ PROBES = (
 """Digits, spaces, line breaks, code, contractions, scripts, normal forms, emoji, special tokens."""
 
 
-class _Choice(NamedTuple):
-    """What reads texts.
-
-    Attributes:
-        used: The class that transformers chooses; tokenizer.json without it ("file"); or that class
-            with the parts of tokenizer.json ("parts").
-        settings: What `used` = "file" takes from the class, such as default special tokens.
-        warning: Why it is not the class alone.
-    """
-
-    used: Literal["class", "file", "parts"]
-    settings: dict[str, Any]
-    warning: str | None = None
-
-
 def admit_tokenizer(location: ModelLocation, directory: Path) -> Any:
     """Load a tokenizer that reads texts as tokenizer.json says, where there is one.
 
     `directory` has its local files.
-
-    Raises:
-        ModelLoadError: There is no vocabulary.
-        Exception: What transformers raises.
     """
-    key = _key(directory)
-    known = recall(key)
-    choice = _choose(location, directory) if known is None else _Choice(**known)
-    if known is None:
-        remember(key, choice._asdict())
-    if choice.warning is not None:
-        warnings.warn(f"{location.name}: {choice.warning}", stacklevel=4)
-    if choice.used == "file":
-        return _by_file(location, **choice.settings)
-    tokenizer = _by_class(location)
-    if choice.used == "parts":
-        plain = TokenizerFile(directory / TOKENIZER_FILE).plain
-        for part in _PARTS:
-            setattr(tokenizer.backend_tokenizer, part, getattr(plain, part))
-    return tokenizer
-
-
-def _by_class(location: ModelLocation) -> Any:
-    """With the class that transformers chooses, other than that of mistral_common.
-
-    It reads no special tokens in texts, and has no chat template.
-    """
-    options = location.options | {"trust_remote_code": False, "mistral_format": False}
-    return AutoTokenizer.from_pretrained(location.source, **options)
+    path, settings = directory / TOKENIZER_FILE, directory / _SETTINGS
+    if settings.exists() and json.loads(settings.read_text("utf-8")).get("read_from") == "gguf":
+        return _by_file(location)  # whatever class the architecture has in transformers
+    try:
+        # not that of mistral_common: it reads no special tokens, and has no chat template
+        options = location.options | {"trust_remote_code": False, "mistral_format": False}
+        tokenizer: Any = AutoTokenizer.from_pretrained(location.source, **options)
+    except Exception as error:
+        if not has_vocabulary(directory):
+            raise ModelLoadError(_NO_VOCABULARY.format(directory)) from error
+        if not path.exists():
+            raise
+        warnings.warn(
+            f"{location.name}: transformers cannot build the tokenizer's class "
+            f"({first_line(error)}); tokenizer.json is read without it",
+            stacklevel=4,
+        )
+        return _by_file(location)
+    if _reads_nothing(tokenizer):
+        raise ModelLoadError(_NO_VOCABULARY.format(directory))
+    has_languages = hasattr(tokenizer, "src_lang")  # they are with the class
+    is_fast = isinstance(tokenizer, PreTrainedTokenizerFast)
+    if not path.exists() or has_languages or not is_fast:
+        return tokenizer
+    reference = TokenizerFile(path)
+    text = _other_text(tokenizer, reference)
+    if text is None:
+        return tokenizer
+    warnings.warn(
+        f"{location.name}: transformers' {type(tokenizer).__name__} gives {text!r} other tokens or "
+        "spaces than tokenizer.json; tokenizer.json is used, programs with transformers 5 may "
+        "differ",
+        stacklevel=4,
+    )
+    known = reference.plain.get_vocab()
+    # what a class sets by itself, and tokenizer_config.json may leave out
+    tokens = tokenizer.special_tokens_map.items()
+    own = {name: str(token) for name, token in tokens if isinstance(token, str) and token in known}
+    own |= {name: getattr(tokenizer, name) for name in _CLASS_SETTINGS}
+    return _by_file(location, **own)
 
 
 def _by_file(location: ModelLocation, **settings: Any) -> Any:
@@ -118,81 +105,15 @@ def _by_file(location: ModelLocation, **settings: Any) -> Any:
     return PreTrainedTokenizerFast.from_pretrained(location.source, **options)
 
 
-def _choose(location: ModelLocation, directory: Path) -> _Choice:
-    """Load the class, and compare it with tokenizer.json."""
-    path = directory / TOKENIZER_FILE
-    settings = directory / _SETTINGS
-    if settings.exists() and json.loads(settings.read_text("utf-8")).get("read_from") == "gguf":
-        return _Choice("file", {})  # whatever class the architecture has in transformers
-    try:
-        tokenizer = _by_class(location)
-    except Exception as error:
-        if not has_vocabulary(directory):
-            raise ModelLoadError(_NO_VOCABULARY.format(directory)) from error
-        if not path.exists():
-            raise
-        return _Choice(
-            "file",
-            {},
-            f"transformers cannot build the tokenizer's class ({first_line(error)}); "
-            "tokenizer.json is read without it",
-        )
-    if _reads_nothing(tokenizer):
-        raise ModelLoadError(_NO_VOCABULARY.format(directory))
-    if not path.exists() or not isinstance(tokenizer, PreTrainedTokenizerFast):
-        return _Choice("class", {})
-    reference = TokenizerFile(path)
-    warning = _difference(tokenizer, reference)
-    if warning is None:
-        return _Choice("class", {})
-    if hasattr(tokenizer, "src_lang"):  # languages stay with the class
-        return _Choice("parts", {}, warning)
-    known = reference.plain.get_vocab()
-    # what a class sets by itself, and tokenizer_config.json may leave out
-    tokens = tokenizer.special_tokens_map.items()
-    own = {name: str(token) for name, token in tokens if isinstance(token, str) and token in known}
-    own |= {name: getattr(tokenizer, name) for name in _CLASS_SETTINGS}
-    return _Choice("file", own, warning)
-
-
-def _difference(tokenizer: Any, reference: TokenizerFile) -> str | None:
-    """The shortest text that a class reads otherwise than tokenizer.json, in words."""
-    name = type(tokenizer).__name__
-    used = "tokenizer.json is used, programs with transformers 5 may differ"
+def _other_text(tokenizer: Any, reference: TokenizerFile) -> str | None:
+    """The shortest probe that a class reads or writes otherwise than tokenizer.json."""
     for text in sorted(reference.probes(tokenizer), key=len):
-        theirs = reference.ids(text)
+        ids = reference.ids(text)
         ours = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-        if ours != theirs:
-            pairs = takewhile(lambda pair: pair[0] == pair[1], zip(ours, theirs, strict=False))
-            same = sum(1 for _ in pairs)
-            return (
-                f"tokenizer.json gives {text!r} the tokens {_from(same, theirs)}, transformers' "
-                f"{name} {_from(same, ours)}; {used}"
-            )
-        back = reference.plain.decode(theirs, skip_special_tokens=False)
-        written = tokenizer.decode(theirs, clean_up_tokenization_spaces=False)
-        if written != back:
-            return (
-                f"tokenizer.json gives {text!r} the text of the tokens {back!r}, transformers' "
-                f"{name} {written!r}; {used}"
-            )
+        back = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+        if ours != ids or back != reference.plain.decode(ids, skip_special_tokens=False):
+            return text
     return None
-
-
-def _from(first: int, tokens: list[int]) -> str:
-    """Tokens from the first that differs, in words."""
-    part = ", ".join(map(str, tokens[first : first + _MOST_SHOWN]))
-    more = ", ..." if len(tokens) > first + _MOST_SHOWN else ""
-    return f"[{'..., ' if first else ''}{part}{more}]"
-
-
-def _key(directory: Path) -> str:
-    """Hash of what a check depends on: the tokenizer's files, config.json and versions."""
-    files = {file for pattern in _FILES for file in directory.glob(pattern)}
-    kept = sorted(file for file in files if not file.name.endswith(_WEIGHTS) and file.is_file())
-    facts = [f"{__version__} {files_fingerprint(kept)}"]
-    facts += [f"{package} {package_version(package)}" for package in _PACKAGES]
-    return short_hash(["\n".join(facts)])
 
 
 def tokenizer_paths(directory: Path) -> list[Path]:

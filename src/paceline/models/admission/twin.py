@@ -22,7 +22,6 @@ from paceline.models.hf.architectures import (
     shorten_config,
     untie_head,
 )
-from paceline.models.silence import quiet
 from paceline.rng import named_generator
 
 if TYPE_CHECKING:
@@ -37,10 +36,7 @@ CONTEXT = 64
 VOCABULARY = 96
 _SWITCH_LENGTH = 32  # RoPE that switches its factors at this length: texts stay below it
 _MOST_LAYERS = 8
-# Zamba ties weights of layers that are far from each other
-_ATTEMPTS: tuple[tuple[Shape, int], ...] = (
-    ("free", 1), ("square", 1), ("wide", 1), ("free", 3), ("square", 3),
-)  # fmt: skip
+_ATTEMPTS: tuple[Shape, ...] = ("free", "square", "wide")
 _LARGEST = 80_000_000  # weights
 _WIDTH = 64
 
@@ -90,10 +86,10 @@ def tiny_twin(hf: PreTrainedModel, *, seed: int = 0) -> PreTrainedModel | None:
 
     Its weights are float32 on the CPU. None if a tiny model of this class cannot be built.
     """
-    for shape, repeats in _ATTEMPTS:
+    for shape in _ATTEMPTS:
         try:
-            with quiet(), torch.random.fork_rng(devices=[]):
-                config = tiny_config(hf, shape, repeats)
+            with torch.random.fork_rng(devices=[]):
+                config = tiny_config(hf, shape)
                 with torch.device("meta"):
                     size = type(hf)(copy.deepcopy(config)).num_parameters()
                 if size > _LARGEST:
@@ -108,19 +104,16 @@ def tiny_twin(hf: PreTrainedModel, *, seed: int = 0) -> PreTrainedModel | None:
     return None
 
 
-def tiny_config(hf: PreTrainedModel, shape: Shape = "free", repeats: int = 1) -> PreTrainedConfig:
+def tiny_config(hf: PreTrainedModel, shape: Shape = "free") -> PreTrainedConfig:
     """The model's configuration with small sizes.
 
     Args:
         hf: The model.
         shape: How the hidden size follows the heads: "free" where the size of a head is a setting
             of its own, "square" for heads x head size, "wide" for no change.
-        repeats: Multiplies the number of layers.
     """
     config = copy.deepcopy(hf.config)
     layers = _kept_layers(hf)
-    if repeats > 1:
-        layers = list(range(repeats * (layers[-1] + 1)))
     for part in nested_configs(config):
         _shrink(part, shape)
         shorten_config(part, layers)
@@ -141,17 +134,17 @@ def _shrink(config: Any, shape: Shape) -> None:
     if shape == "wide" or width is None:
         return
     if heads is None:
-        _set_width(config, sizes, width, _WIDTH, 1)
+        for name in sizes.keys() & set(_HIDDEN):
+            setattr(config, name, _WIDTH)
         return
     fewer_keys = min(keys or heads, 2 if shape == "free" else 4)
     fewer = min(heads, fewer_keys * max(1, heads // (keys or heads)), 8)
     hidden = fewer * (head_size or width // heads)
     if shape == "free" and head_size is not None:
         hidden = _WIDTH
-    for names, value in ((_HEADS, fewer), (_KEY_HEADS, fewer_keys)):
+    for names, value in ((_HEADS, fewer), (_KEY_HEADS, fewer_keys), (_HIDDEN, hidden)):
         for name in sizes.keys() & set(names):
             setattr(config, name, value)
-    _set_width(config, sizes, width, hidden, fewer)
     _fit_recurrence(config, sizes, hidden)
 
 
@@ -170,16 +163,6 @@ def _shrink_values(config: Any, found: dict[str, Any]) -> None:
             setattr(config, name, min(value, _VALUES[name]))
         elif name in ids and value >= VOCABULARY:
             setattr(config, name, ids[name])
-
-
-def _set_width(config: Any, sizes: dict[str, int], width: int, hidden: int, heads: int) -> None:
-    for name in sizes.keys() & set(_HIDDEN):
-        setattr(config, name, hidden)
-    if "attention_hidden_size" in sizes:  # a multiple of the hidden size
-        attention = sizes["attention_hidden_size"] * hidden // width
-        config.attention_hidden_size = attention
-        if "attention_head_dim" in sizes:
-            config.attention_head_dim = attention // heads
 
 
 def _fit_recurrence(config: Any, sizes: dict[str, int], hidden: int) -> None:

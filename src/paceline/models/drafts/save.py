@@ -13,7 +13,6 @@ from paceline.models.admission.tokenizer import TOKENIZER_FILES, tokenizer_paths
 from paceline.models.hf.architectures import is_encoder_decoder, stores_head
 from paceline.models.hf.draft_vocabulary import write_draft_vocabulary
 from paceline.models.loading import model_directory
-from paceline.models.silence import quiet
 from paceline.places import copy_files
 from paceline.records import atomic_directory
 
@@ -80,8 +79,7 @@ def write_model(
     hf: PreTrainedModel, draft_vocabulary: Tensor | None, files: Iterable[Path], folder: Path
 ) -> None:
     """Write a model into an empty folder, with these files beside it."""
-    with quiet():
-        hf.save_pretrained(folder)
+    hf.save_pretrained(folder)
     path = folder / "config.json"
     settings = json.loads(path.read_text("utf-8"))
     if stores_head(hf):

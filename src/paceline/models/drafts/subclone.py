@@ -15,8 +15,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import itertools
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -52,11 +53,7 @@ class Importance(NamedTuple):
 
 
 def width_of(model: HfModel) -> Width:
-    """Sizes of a Llama-like model.
-
-    Raises:
-        UnsupportedModelError: The model is of another kind.
-    """
+    """Sizes of a Llama-like model."""
     config: Any = model.hf.config
     if not is_llama_like(model.hf):
         raise UnsupportedModelError(
@@ -83,19 +80,19 @@ def measure_importance(model: HfModel, texts: Iterable[Sequence[int]]) -> Import
         UsageError: There is no text.
         UnsupportedModelError: The model is not Llama-like.
     """
-    width_of(model)
-    parts = _parts(model.hf)
+    width, hf = width_of(model), cast("Any", model.hf)
+    layers = hf.base_model.layers
     sums = Importance(
-        torch.zeros(len(parts.norms[0].weight)),
-        torch.zeros(len(parts.mlps), parts.mlps[0].out.in_features),
-        torch.zeros(len(parts.attentions), parts.attentions[0].num_heads),
+        torch.zeros(width.hidden),
+        torch.zeros(len(layers), width.inner),
+        torch.zeros(len(layers), width.num_heads),
     )
     num_read = 0
     for text in texts:
         if not len(text):
             continue
         new = text[: min(_LONGEST, model.max_length or _LONGEST)]
-        with torch.inference_mode(), evaluating(model.hf), _summed(parts, sums):
+        with torch.inference_mode(), evaluating(model.hf), _summed(layers, sums):
             model.plain_logits(model.trial_batch(new))
         num_read += len(new)
         if num_read >= _TOKENS:
@@ -120,71 +117,28 @@ def subclone(target: HfModel, width: Width, importance: Importance) -> HfModel:
     hf: Any = new_like(source, _narrowed(source, width)).to(target.device)  # pyright: ignore
     for weight in hf.parameters():  # buffers, such as rope frequencies, keep their precision
         weight.data = weight.data.to(target.dtype)
-    parts, wholes = _parts(hf), _parts(source)
     hidden_D = _best(importance.hidden_D, width.hidden)
     scale = math.sqrt(old.hidden / width.hidden)
+    bodies = hf.base_model, source.base_model
+    layers = zip(*(each.layers for each in bodies), *importance[1:], strict=True)
     with torch.no_grad():
-        _fill_attentions(parts, wholes, importance.heads_LH, width, hidden_D)
-        for mlp, whole, importance_I in zip(
-            parts.mlps, wholes.mlps, importance.inner_LI, strict=True
-        ):
-            inner_I = _best(importance_I, width.inner)
-            for new, wider in zip(mlp.inputs, whole.inputs, strict=True):
-                _fill(new, wider, inner_I, hidden_D)
-            grown = math.sqrt(whole.out.in_features / len(inner_I))
-            _fill(mlp.out, whole.out, hidden_D, inner_I, grown)
+        for new, whole, importance_I, importance_H in layers:
+            _fill_attention(new.self_attn, whole.self_attn, importance_H, width, hidden_D)
+            _fill_mlp(new.mlp, whole.mlp, importance_I, width, hidden_D)
         hf.get_input_embeddings().weight.copy_(source.get_input_embeddings().weight[:, hidden_D])
         if not is_tied(hf):
             head = source.get_output_embeddings().weight
             hf.get_output_embeddings().weight.copy_(head[:, hidden_D])
-        norms, whole_norms = ([*each.norms, each.last_norm] for each in (parts, wholes))
-        for norm, whole in zip(norms, whole_norms, strict=True):
+        for norm, whole in zip(*map(_norms, bodies), strict=True):
             norm.weight.copy_(whole.weight[hidden_D] * scale)
     hf.generation_config = target.hf.generation_config
     return target.rewrap(hf.eval())
 
 
-class _Attention(NamedTuple):
-    query: Any
-    keys: tuple[Any, Any]  # and values
-    out: Any
-    size: int
-    norms: tuple[Any, ...]
-
-    @property
-    def num_heads(self) -> int:
-        return self.out.in_features // self.size
-
-
-class _Mlp(NamedTuple):
-    inputs: list[Any]
-    out: Any
-
-
-class _Parts(NamedTuple):
-    """The parts that become smaller, in the same order for target and draft."""
-
-    attentions: list[_Attention]
-    mlps: list[_Mlp]
-    norms: list[Any]
-    last_norm: Any
-
-
-def _parts(hf: Any) -> _Parts:
-    attentions: list[_Attention] = []
-    layers = hf.base_model.layers
-    for layer in layers:
-        own = layer.self_attn
-        norms = [getattr(own, name, None) for name in ("q_norm", "k_norm")]
-        kept = tuple(norm for norm in norms if norm is not None)
-        keys = own.k_proj, own.v_proj
-        attentions.append(_Attention(own.q_proj, keys, own.o_proj, own.head_dim, kept))
-    return _Parts(
-        attentions,
-        [_Mlp([x.mlp.gate_proj, x.mlp.up_proj], x.mlp.down_proj) for x in layers],
-        [norm for x in layers for norm in (x.input_layernorm, x.post_attention_layernorm)],
-        hf.base_model.norm,
-    )
+def _norms(body: Any) -> list[Any]:
+    """Norms of the residual stream, the last one at the end."""
+    layers = [(each.input_layernorm, each.post_attention_layernorm) for each in body.layers]
+    return [*itertools.chain(*layers), body.norm]
 
 
 def _narrowed(hf: Any, width: Width) -> Any:
@@ -195,20 +149,27 @@ def _narrowed(hf: Any, width: Width) -> Any:
     return config
 
 
-def _fill_attentions(
-    parts: _Parts, wholes: _Parts, importance_LH: Tensor, width: Width, hidden_D: Tensor
+def _fill_attention(
+    new: Any, old: Any, importance_H: Tensor, width: Width, hidden_D: Tensor
 ) -> None:
-    layers = zip(parts.attentions, wholes.attentions, importance_LH, strict=True)
-    for new, old, importance_H in layers:
-        old_keys = old.keys[0].out_features // old.size
-        heads_H, keys_K = _best_heads(importance_H, old_keys, width)
-        queries, keys = (_channels_of(heads, old.size) for heads in (heads_H, keys_K))
-        _fill(new.query, old.query, queries, hidden_D)
-        for part, whole in zip(new.keys, old.keys, strict=True):
-            _fill(part, whole, keys, hidden_D)
-        _fill(new.out, old.out, hidden_D, queries, math.sqrt(old.out.in_features / len(queries)))
-        for norm, whole in zip(new.norms, old.norms, strict=True):
-            norm.weight.copy_(whole.weight)
+    heads_H, keys_K = _best_heads(importance_H, old.k_proj.out_features // old.head_dim, width)
+    queries, keys = (_channels_of(heads, old.head_dim) for heads in (heads_H, keys_K))
+    _fill(new.q_proj, old.q_proj, queries, hidden_D)
+    _fill(new.k_proj, old.k_proj, keys, hidden_D)
+    _fill(new.v_proj, old.v_proj, keys, hidden_D)
+    grown = math.sqrt(old.o_proj.in_features / len(queries))
+    _fill(new.o_proj, old.o_proj, hidden_D, queries, grown)
+    for name in ("q_norm", "k_norm"):
+        if (norm := getattr(new, name, None)) is not None:
+            norm.weight.copy_(getattr(old, name).weight)
+
+
+def _fill_mlp(new: Any, old: Any, importance_I: Tensor, width: Width, hidden_D: Tensor) -> None:
+    inner_I = _best(importance_I, width.inner)
+    _fill(new.gate_proj, old.gate_proj, inner_I, hidden_D)
+    _fill(new.up_proj, old.up_proj, inner_I, hidden_D)
+    grown = math.sqrt(old.down_proj.in_features / len(inner_I))
+    _fill(new.down_proj, old.down_proj, hidden_D, inner_I, grown)
 
 
 def _best_heads(importance_H: Tensor, num_keys: int, new: Width) -> tuple[Tensor, Tensor]:
@@ -243,37 +204,30 @@ def _check(width: Width, old: Width) -> None:
             raise UsageError(
                 f"{name} of the draft is {new_size}; wanted 1 to the target's {old_size}"
             )
-    if width.hidden % width.num_heads:
+    most = old.num_heads // old.num_key_heads
+    divides = width.hidden % width.num_heads == width.num_heads % width.num_key_heads == 0
+    if not divides or width.num_heads > most * width.num_key_heads:
         raise UsageError(
-            f"the hidden size {width.hidden} is not a multiple of {width.num_heads} heads, which "
-            "engines require; change one of them"
-        )
-    if width.num_heads % width.num_key_heads:
-        raise UsageError(
-            f"{width.num_heads} heads are not a multiple of {width.num_key_heads} key heads; "
-            "change one of them"
-        )
-    if width.num_heads // width.num_key_heads > old.num_heads // old.num_key_heads:
-        raise UsageError(
-            f"{width.num_heads} heads for {width.num_key_heads} key heads are more per key head "
-            f"than the target's {old.num_heads} for {old.num_key_heads}; keep more key heads"
+            f"got {width.hidden} hidden channels, {width.num_heads} heads and "
+            f"{width.num_key_heads} key heads; wanted multiples of each other, and as in the "
+            f"target at most {most} heads per key head"
         )
 
 
 @contextlib.contextmanager
-def _summed(parts: _Parts, sums: Importance) -> Generator[None]:
+def _summed(layers: Any, sums: Importance) -> Generator[None]:
     """Within this context, what the model computes is added to the sums."""
 
     def add_hidden(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
         sums.hidden_D.add_(output.float().abs().flatten(0, -2).sum(0).cpu())
 
     with contextlib.ExitStack() as hooks:
-        for norm in parts.norms:
-            hooks.callback(norm.register_forward_hook(add_hidden).remove)
-        outs = [part.out for part in (*parts.mlps, *parts.attentions)]
-        for out, total_P in zip(outs, (*sums.inner_LI, *sums.heads_LH), strict=True):
-            add = functools.partial(_add_norms, total_P)
-            hooks.callback(out.register_forward_pre_hook(add).remove)
+        for layer, inner_I, heads_H in zip(layers, *sums[1:], strict=True):
+            for norm in (layer.input_layernorm, layer.post_attention_layernorm):
+                hooks.callback(norm.register_forward_hook(add_hidden).remove)
+            for out, total_P in ((layer.mlp.down_proj, inner_I), (layer.self_attn.o_proj, heads_H)):
+                add = functools.partial(_add_norms, total_P)
+                hooks.callback(out.register_forward_pre_hook(add).remove)
         yield
 
 

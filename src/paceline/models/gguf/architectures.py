@@ -39,6 +39,7 @@ _BIASES = {
     "attention_bias": (*_QKV_BIASES, ".attn_output.bias"),
     "mlp_bias": (".ffn_gate.bias", ".ffn_up.bias", ".ffn_down.bias"),
 }
+PAIRS = ("llama", "granite")  # rotate neighbours; transformers rotates the halves of a head
 ROPE_FACTORS = "rope_freqs.weight"
 _LONG = "rope_factors_long.weight"
 _TOLERANCE = 1e-5  # of a factor; the file stores float32
@@ -54,7 +55,6 @@ class Architecture:
         fixed: Settings that llama.cpp's implementation implies.
         flags: Settings that are true if a block has one of these tensors.
         more: Further settings from the file; may replace others.
-        pairs: Rotates neighbours, where transformers rotates the two halves of a head.
         written: Values of `model_type` that are written to files, too.
     """
 
@@ -63,7 +63,6 @@ class Architecture:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     more: Callable[[GgufFile], dict[str, Any]] = lambda _file: {}
-    pairs: bool = False
     written: tuple[str, ...] = ()
 
     @property
@@ -73,11 +72,7 @@ class Architecture:
 
 
 def read_config(file: GgufFile) -> PreTrainedConfig:
-    """The configuration, without the settings of special tokens.
-
-    Raises:
-        ModelLoadError: The architecture or one of its settings is not supported.
-    """
+    """The configuration, without the settings of special tokens."""
     known = ARCHITECTURES.get(file.arch)
     if known is None:
         raise file.error(
@@ -124,7 +119,7 @@ def _granite(file: GgufFile) -> dict[str, Any]:
     }
 
 
-def _scale_of(file: GgufFile, *, large: int) -> float:
+def _query_scale(file: GgufFile, *, large: int) -> float:
     """query_pre_attn_scalar; llama.cpp knows the largest model by its number of layers."""
     if file.required("block_count") == large:
         return file.required("embedding_length") / file.required("attention.head_count")
@@ -146,7 +141,7 @@ def _gemma2(file: GgufFile) -> dict[str, Any]:
         "final_logit_softcapping": file.own("final_logit_softcapping", 30.0),
         "sliding_window": file.own("attention.sliding_window", 4096),
         "layer_types": _windows(file, 2),
-        "query_pre_attn_scalar": _scale_of(file, large=46),
+        "query_pre_attn_scalar": _query_scale(file, large=46),
     }
 
 
@@ -159,7 +154,7 @@ def _gemma3(file: GgufFile) -> dict[str, Any]:
         "final_logit_softcapping": file.own("final_logit_softcapping", 0.0) or None,
         "sliding_window": window or 4096,
         "layer_types": _windows(file, 6) if window else ["full_attention"] * count,
-        "query_pre_attn_scalar": _scale_of(file, large=62),
+        "query_pre_attn_scalar": _query_scale(file, large=62),
         "rope_parameters": {"full_attention": full, "sliding_attention": swa},
     }
 
@@ -243,7 +238,7 @@ _GELU = {"hidden_activation": "gelu_pytorch_tanh", "hidden_act": "gelu_pytorch_t
 _NO_WINDOW = {"use_sliding_window": False}
 _QKV = {"attention_bias": _QKV_BIASES}
 ARCHITECTURES = {
-    "llama": Architecture("llama", flags=_BIASES, pairs=True, written=("llama", "mistral")),
+    "llama": Architecture("llama", flags=_BIASES, written=("llama", "mistral")),
     "qwen2": Architecture("qwen2", fixed=_NO_WINDOW, written=("qwen2",)),
     "qwen3": Architecture("qwen3", fixed=_NO_WINDOW, flags=_QKV, written=("qwen3",)),
     "qwen3moe": Architecture(
@@ -252,6 +247,6 @@ ARCHITECTURES = {
     "gemma2": Architecture("gemma2", fixed=_GELU, more=_gemma2),
     "gemma3": Architecture("gemma3_text", fixed=_GELU, more=_gemma3),
     "phi3": Architecture("phi3", more=_phi3),
-    "granite": Architecture("granite", flags=_BIASES, more=_granite, pairs=True),
+    "granite": Architecture("granite", flags=_BIASES, more=_granite),
 }
 """The families that are read and written, by llama.cpp's name."""

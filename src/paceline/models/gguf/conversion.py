@@ -15,15 +15,13 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from paceline.cache import cached_directory, is_cached
+from paceline.cache import cached_directory
 from paceline.errors import ModelLoadError, PacelineError, first_line
 from paceline.fingerprints import files_fingerprint, short_hash
 from paceline.models.checkpoint_files import save_tokenizer
-from paceline.models.gguf.architectures import ARCHITECTURES, ROPE_FACTORS, read_config
+from paceline.models.gguf.architectures import PAIRS, ROPE_FACTORS, read_config
 from paceline.models.gguf.fields import GgufFile
 from paceline.models.gguf.vocabulary import read_vocabulary
-from paceline.models.hf.architectures import refuse_by_name
-from paceline.models.silence import quiet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,12 +30,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_FORMAT = 7  # increase when the conversion changes, so that old cache entries are not used
+_FORMAT = 8  # increase when the conversion changes, so that old cache entries are not used
 # general.file_type of unquantized files, and the type of a tensor; all others become bfloat16
 _PLAIN_TYPES = {0: torch.float32, 1: torch.float16}
-# names of llama.cpp that transformers does not share
-_SAMPLING = {"temp": "temperature", "penalty_repeat": "repetition_penalty"}
-_SAMPLING |= {name: name for name in ("top_k", "top_p", "min_p", "xtc_probability", "mirostat")}
 _GATE_UP = "gate_up_proj"  # of all experts in transformers; two tensors in a GGUF file
 
 
@@ -48,23 +43,13 @@ def is_gguf(path: str | Path) -> bool:
 
 
 def converted_gguf(path: Path) -> Path:
-    """The model directory of this file; converts the file if it is not in the cache.
-
-    Raises:
-        ModelLoadError: Not a valid GGUF file, or the `gguf` package is missing.
-        StorageError: The disk is too full for the weights (16 bits each if quantized).
-    """
+    """The model directory of this file; converts the file if it is not in the cache."""
 
     def fill(folder: Path) -> None:
         _log.warning("converting %s; this happens once, the next load takes a second", path)
         convert_gguf(path, folder)
 
     return cached_directory("gguf", _entry(path), fill)
-
-
-def is_converted(path: Path) -> bool:
-    """Whether the conversion of this file is in the cache."""
-    return is_cached("gguf", _entry(path))
 
 
 def _entry(path: Path) -> str:
@@ -74,23 +59,13 @@ def _entry(path: Path) -> str:
 
 
 def open_gguf(path: Path) -> GgufFile:
-    """Read the keys and the index of tensors, which detects most damage.
-
-    Raises:
-        ModelLoadError: Not a valid GGUF file, or the `gguf` package is missing.
-    """
+    """Read the keys and the index of tensors, which detects most damage."""
     if importlib.util.find_spec("gguf") is None:
         raise ModelLoadError(f"reading {path} needs the gguf package: pip install -e '.[gguf]'")
     import gguf
 
-    try:
+    with _errors(path):
         return GgufFile(path, gguf.GGUFReader(path))
-    except PacelineError:
-        raise
-    except Exception as error:  # the reader raises whatever numpy and struct raise
-        raise ModelLoadError(
-            f"{path} is not a complete GGUF file ({first_line(error)}); download it again"
-        ) from error
 
 
 def convert_gguf(path: Path, folder: Path, kind: torch.dtype | None = None) -> None:
@@ -99,39 +74,34 @@ def convert_gguf(path: Path, folder: Path, kind: torch.dtype | None = None) -> N
     `kind` is the dtype of the weights; None keeps that of the file, or bfloat16 if it is quantized.
     """
     file = open_gguf(path)
-    with _conversion_errors(path):
+    with _errors(path):
         kind = kind or _dtype_of(file)
         hf, tokenizer = _without_weights(file, kind)
         hf.load_state_dict(_read_tensors(file, hf, kind), strict=False, assign=True)
         hf.tie_weights()
-        with quiet():
-            hf.save_pretrained(folder)
+        hf.save_pretrained(folder)
         save_tokenizer(tokenizer, folder)
 
 
 def read_gguf_header(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The model of a file without its weights, on the meta device, and its tokenizer.
-
-    Raises:
-        ModelLoadError: Not a valid GGUF file, or one that would not be converted.
-    """
+    """The model of a file without its weights, on the meta device, and its tokenizer."""
     file = open_gguf(path)
-    with _conversion_errors(path):
+    with _errors(path):
         hf, tokenizer = _without_weights(file, _dtype_of(file))
         _stored_names(file, hf)
     return hf, tokenizer
 
 
 @contextlib.contextmanager
-def _conversion_errors(path: Path) -> Iterator[None]:
+def _errors(path: Path) -> Iterator[None]:
     try:
         yield
     except (PacelineError, OSError):
         raise
-    except Exception as error:
+    except Exception as error:  # the reader raises whatever numpy and struct raise
         raise ModelLoadError(
-            f"{path} cannot be converted ({first_line(error)}); use the model's safetensors "
-            "directory instead"
+            f"{path} cannot be read as a GGUF file ({first_line(error)}); download it again, or "
+            "use the model's safetensors directory"
         ) from error
 
 
@@ -147,7 +117,6 @@ def _without_weights(
     file: GgufFile, kind: torch.dtype
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     config = read_config(file)
-    refuse_by_name(config)
     tokenizer, roles = read_vocabulary(file)
     file.refuse_unread()
     config.dtype = kind
@@ -159,18 +128,8 @@ def _without_weights(
         bos_token_id=roles.bos,
         eos_token_id=list(roles.ends) or None,
         pad_token_id=roles.pad,
-        **_sampling(file),
     )
     return hf, tokenizer
-
-
-def _sampling(file: GgufFile) -> dict[str, Any]:
-    """What llama.cpp samples with if a request names nothing, as settings of transformers."""
-    found = {ours: file.get(f"general.sampling.{name}") for name, ours in _SAMPLING.items()}
-    given = {name: value for name, value in found.items() if value is not None}
-    if given.get("temperature") == 0:
-        return {name: given[name] for name in given if name == "repetition_penalty"}
-    return given | ({"do_sample": True} if given else {})
 
 
 def tensor_names(hf: PreTrainedModel, arch: str) -> dict[str, tuple[str, ...]]:
@@ -195,11 +154,7 @@ def tensor_names(hf: PreTrainedModel, arch: str) -> dict[str, tuple[str, ...]]:
 
 
 def _stored_names(file: GgufFile, hf: PreTrainedModel) -> dict[str, tuple[str, ...]]:
-    """The file's tensors of each weight of this model; none for a bias that the file lacks.
-
-    Raises:
-        ModelLoadError: The model has no place for a tensor, or the file lacks one.
-    """
+    """The file's tensors of each weight of this model; none for a bias that the file lacks."""
     names = tensor_names(hf, file.arch)
     if hf.config.tie_word_embeddings:
         names.pop("lm_head.weight", None)
@@ -239,7 +194,7 @@ def _read(file: GgufFile, labels: tuple[str, ...], name: str, config: Any, meta:
     parts = [torch.from_numpy(array) for array in arrays]
     weight = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
     # undo what llama.cpp's converter does
-    if ARCHITECTURES[file.arch].pairs:
+    if file.arch in PAIRS:
         weight = rotated_by_pairs(name, weight, config, parts=(-1, 2))
     elif file.arch.startswith("gemma") and name.endswith("norm.weight"):
         weight = weight - 1

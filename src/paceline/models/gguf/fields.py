@@ -21,10 +21,7 @@ _ZERO = (
     *("final_logit_softcapping", "leading_dense_block_count", "nextn_predict_layers"),
     *("rope.scaling.yarn_log_multiplier", "tokenizer.ggml.add_space_prefix"),
 )
-_ZERO_OR_ONE = (
-    *("embedding_scale", "expert_group_count", "expert_group_used_count", "expert_weights_scale"),
-    *("logit_scale", "residual_scale", "rope.scaling.alpha"),
-)
+_ZERO_OR_ONE = ("embedding_scale", "expert_weights_scale", "logit_scale", "residual_scale")
 _ONE = ("attention.causal", "rope.scaling.yarn_ext_factor", "rope.scaling.attn_factor")
 _NEUTRAL = {
     **dict.fromkeys(_ZERO, (0,)),

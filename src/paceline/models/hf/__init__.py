@@ -7,8 +7,7 @@ text_part.py         what reads text in a model of images or audio and text
 spreading.py         models that are larger than one GPU
 logit_map.py         how a model makes logits from hidden states
 base.py              base class of models
-cache.py             key-value cache with preallocated buffers
-positions.py         masks and positions of rows that differ in length
+cache.py             key-value cache with preallocated buffers; masks and positions of its rows
 row_session.py       one session per row; models that cannot roll back
 causal.py            decoder-only models: forward pass, sessions, hidden states for training
 seq2seq.py           the same for encoder-decoders

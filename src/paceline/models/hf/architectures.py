@@ -6,11 +6,9 @@ Layers of one model may differ; configurations list how.
 from __future__ import annotations
 
 import itertools
-import warnings
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
-from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
 
 from paceline.errors import UnsupportedModelError, UsageError
 
@@ -37,20 +35,6 @@ _NUMBERS |= {"hybrid_layer_ids", "attn_layer_indices", "ple_layer_ids"}
 _LISTS = {"attention_window", "intermediate_size"}
 # how many layers come first that are of another kind
 _FIRST = {"first_k_dense_replace", "num_dense_layers"}
-
-
-def refuse_by_name(config: PreTrainedConfig) -> None:
-    """Refuse, from the configuration alone, encoder-decoders whose encoder does not read text.
-
-    Raises:
-        UnsupportedModelError: The encoder is for images or audio.
-    """
-    name = config.model_type
-    if is_encoder_decoder(config) and name not in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES:
-        raise UnsupportedModelError(
-            f"{name} is an encoder-decoder that does not read text; choose one that does, such as "
-            "T5, BART or Marian"
-        )
 
 
 def context_length(config: PreTrainedConfig) -> int | None:
@@ -116,21 +100,6 @@ def stores_head(hf: Any) -> bool:
     return sum(each is weight for each in weights) == 1
 
 
-def warn_of_head(hf: Any, settings: dict[str, Any], stacklevel: int) -> None:
-    """Warn if a config.json says that the head is the embedding, and another head is stored.
-
-    Encoder-decoders say so of the embeddings that encoder and decoder share.
-    """
-    tied = settings.get("tie_word_embeddings", hf.config.tie_word_embeddings)
-    if tied and not is_encoder_decoder(hf.config) and stores_head(hf):
-        warnings.warn(
-            f"config.json of this {hf.config.model_type} has tie_word_embeddings: true, but a head "
-            "that differs from the embedding is stored; the stored head is used, as by "
-            "transformers 5, and other engines may use the embedding: make file and weights agree",
-            stacklevel=stacklevel + 1,
-        )
-
-
 def untie_head(hf: Any) -> None:
     """Give a model whose head is tied a head of its own, with the same weights."""
     if is_tied(hf):
@@ -173,17 +142,7 @@ def set_num_layers(config: PreTrainedConfig, decoder: int | None, encoder: int |
 def configured_prompt(
     config: PreTrainedConfig, generation: GenerationConfig | None
 ) -> tuple[int, ...]:
-    """The tokens that a decoder begins with: `decoder_start_token_id`, then `forced_bos_token_id`.
-
-    Raises:
-        UnsupportedModelError: The config forces other tokens.
-        UsageError: It has no `decoder_start_token_id`.
-    """
-    if any(getattr(each, "forced_decoder_ids", None) for each in (generation, config)):
-        raise UnsupportedModelError(
-            f"{config.model_type} sets forced_decoder_ids, which is not supported; remove it, and "
-            "give the tokens as decoder_prompt"
-        )
+    """The tokens that a decoder begins with: its start token, then `forced_bos_token_id`."""
     start = configured_token(config, generation, "decoder_start_token_id")
     if start is None:
         raise UsageError(
@@ -197,11 +156,7 @@ def configured_prompt(
 def configured_token(
     config: PreTrainedConfig, generation: GenerationConfig | None, name: str
 ) -> int | None:
-    """A token id that the generation config sets, or else the config; None if neither does.
-
-    Raises:
-        UnsupportedModelError: It is not one token.
-    """
+    """A token id that the generation config sets, or else the config; None if neither does."""
     for settings in (generation, config):
         value = getattr(settings, name, None)
         if isinstance(value, int):
@@ -282,7 +237,6 @@ def shorten_config(config: PreTrainedConfig, layers: Sequence[int]) -> None:
             setattr(changed, key, sum(index < value for index in layers))
     if "attention_types" in found:  # GPT-Neo makes attention_layers from it
         changed.attention_types = [[[kind], 1] for kind in changed.attention_layers]
-    _number_dense_layers(changed, found, layers)
     for name in COUNTS:
         if isinstance(found.get(name), int):
             setattr(changed, name, min(found[name], len(layers)))
@@ -290,13 +244,3 @@ def shorten_config(config: PreTrainedConfig, layers: Sequence[int]) -> None:
 
 def _per_layer(key: str) -> bool:
     return "layer" in key or key.endswith(("_types", "_pattern")) or key in _LISTS
-
-
-def _number_dense_layers(config: Any, found: dict[str, Any], layers: Sequence[int]) -> None:
-    """Qwen-MoE: every n-th layer has experts, unless it is listed."""
-    step = found.get("decoder_sparse_step")
-    if not isinstance(step, int) or step < 2:
-        return
-    listed = found.get("mlp_only_layers") or ()
-    dense = [new for new, old in enumerate(layers) if old in listed or (old + 1) % step]
-    config.decoder_sparse_step, config.mlp_only_layers = 1, dense

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from paceline.core.sampling import BANNED_LOGIT
-from paceline.errors import ModelLoadError, SlowerWarning
+from paceline.errors import SlowerWarning
 from paceline.models.compatibility import written_vocabulary
 from paceline.models.contract import Texts
 from paceline.models.hf.architectures import context_length, source_length
-from paceline.models.hf.logit_map import logit_map, unknown_map
+from paceline.models.hf.logit_map import logit_map
 from paceline.models.hf.settings import banned_tokens, forced_eos
 from paceline.models.hf.text_part import num_text_parameters
 
@@ -36,9 +36,6 @@ if TYPE_CHECKING:
     from paceline.models.contract import Batch, ModelSession
 
     StartSession = Callable[[Any], ModelSession]
-
-_TOLERANCE = 0.02  # of the logits' scale; bfloat16 rounds to 0.004
-_SATURATING = 1024.0  # larger than any cap
 
 Sessions = Literal["batch", "rows", "recurrent", "stateful"]
 """How texts are read: together; one by one; the same without rollback; the same token by token."""
@@ -121,11 +118,6 @@ class HfModel(ABC):
         return (self._start or self.session_kinds[self.sessions])(self)
 
     @property
-    def has_own_sessions(self) -> bool:
-        """Whether its sessions are those of a faster pass."""
-        return self._start is not None
-
-    @property
     def rolls_back(self) -> bool:
         return rolls_back(self.sessions)
 
@@ -136,12 +128,7 @@ class HfModel(ABC):
 
     @property
     def head(self) -> Head:
-        """Makes the logits of sessions from `hidden`; -1e4 for tokens that may not be emitted.
-
-        Raises:
-            UnsupportedModelError: The logits are another function of the hidden states.
-            ModelLoadError: They are not finite.
-        """
+        """Makes the logits of sessions from `hidden`; -1e4 for tokens that may not be emitted."""
         head = self.plain_head
         if self.banned_K is None:
             return head
@@ -151,8 +138,6 @@ class HfModel(ABC):
     @property
     def plain_head(self) -> Head:
         """`head` without bans. Losses on labels use it: a label may be a banned token."""
-        if not self._head_is_right:
-            raise unknown_map(self.hf)
         return self._projection
 
     @abstractmethod
@@ -197,33 +182,6 @@ class HfModel(ABC):
             model = copy.copy(model)
             model.banned_K = None
         return model
-
-    @functools.cached_property
-    def _head_is_right(self) -> bool:
-        """Whether `plain_head` gives the logits of transformers at a few positions.
-
-        The head reads every other state times a number that makes its logits large.
-        """
-        batch = self.trial_batch([token % self.vocab_size for token in (1, 7, 11, 5)])
-        head, projection = self._head, self._projection
-        with torch.inference_mode(), evaluating(self.hf):
-            hidden = self.hidden(batch)
-            largest = projection._replace(cap=None).logits(hidden).float().abs().amax(-1, True)
-            factors = torch.exp2((_SATURATING / largest.clamp(min=1)).log2().round())
-            factors[:, ::2] = 1
-            factors = factors.to(hidden.dtype)
-            with head.register_forward_pre_hook(
-                lambda _head, inputs: (factors.to(inputs[0].device) * inputs[0],)
-            ):
-                wanted = self.plain_logits(batch).float()
-            got = projection.logits(factors * hidden).float()
-        if not bool(wanted.isfinite().all()):
-            raise ModelLoadError(
-                f"the logits of this {self.hf.config.model_type} are NaN or infinite; its weights "
-                "are damaged: copy or create it again"
-            )
-        limit = _TOLERANCE * wanted.abs().amax(-1, keepdim=True)
-        return bool(((wanted - got).abs() <= limit).all())
 
     @property
     def _projection(self) -> Head:

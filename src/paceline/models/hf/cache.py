@@ -1,10 +1,15 @@
 """A key-value cache with preallocated buffers, whose rows may end at different columns.
 
+Masks and positions of right-aligned rows that differ in length, too. Some decoders (BART, Marian,
+M2M100 and their relatives) compute one row of learned or sinusoidal positions from the length of
+the cache and take none. Relative positions (T5) need no change, because rows are right-aligned.
+
 Shape suffixes: B batch, N new tokens, W width, H heads, D head size.
 """
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +18,9 @@ from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Generator, Sequence
 
+    from torch import nn
     from transformers import PreTrainedModel
 
 
@@ -53,14 +59,6 @@ class RoomyCache(Cache):
         layers: Any = self.layers
         for layer in layers:
             layer.width = width
-
-    @torch.inference_mode()
-    def keep(self, rows: Sequence[int], batch: int) -> None:
-        """Keep only these rows of the batch, in increasing order."""
-        ends = self.ends_of(batch)
-        for index in range(len(self.layers)):
-            self.layer(index).keep(rows)
-        self.end_at([ends[row] for row in rows])
 
     @torch.inference_mode()
     def adopt(self, rows: Sequence[int], other: RoomyCache, batch: int) -> None:
@@ -124,15 +122,6 @@ class RoomyLayer(DynamicLayer):
                 buffer[:, :, : self.width] = old[:, :, : self.width]
             self.buffers = buffers
 
-    def keep(self, rows: Sequence[int]) -> None:
-        """Keep only these rows, moved in place to the front."""
-        assert all(new <= old for new, old in enumerate(rows)), "rows keep their order"
-        for buffer in self.buffers:
-            for new, old in enumerate(rows):
-                if new != old:
-                    buffer[new] = buffer[old]
-        self.buffers = [buffer[: len(rows)] for buffer in self.buffers]
-
     def adopt(self, rows: Sequence[int], other: RoomyLayer) -> None:
         """Overwrite these rows by the rows of another layer."""
         self._reserve(other.width)
@@ -160,3 +149,53 @@ def _allocate(new_BHND: Tensor, width: int) -> Tensor:
     # larger than needed, because growing copies all columns
     batch, heads, _, size = new_BHND.shape
     return new_BHND.new_empty(batch, heads, width + width // 2 + 64, size)
+
+
+def mask_and_positions(ends_B: Tensor, tokens_BN: Tensor) -> dict[str, Tensor]:
+    """`attention_mask` over the cache, [B, W], and `position_ids` of the new tokens, [B, N].
+
+    `ends_B` are the lengths of the rows, new tokens included.
+    """
+    count, device = tokens_BN.shape[1], tokens_BN.device
+    width = int(ends_B.max())
+    mask_BW = torch.arange(width) >= (width - ends_B)[:, None]
+    positions_BN = (ends_B[:, None] - count + torch.arange(count)).clamp(min=0)
+    return {
+        "attention_mask": mask_BW.to(device, torch.int64),
+        "position_ids": positions_BN.to(device),
+    }
+
+
+def takes_positions(hf: PreTrainedModel) -> bool:
+    """Whether the model has an argument for positions."""
+    forwards: list[Callable[..., Any]] = [hf.forward, hf.base_model.forward]
+    return any("position_ids" in inspect.signature(each).parameters for each in forwards)
+
+
+@contextlib.contextmanager
+def at_positions(decoder: nn.Module, positions_BN: Tensor) -> Generator[None]:
+    """Within this context, the learned or sinusoidal positions of a decoder are these."""
+    table: Any = getattr(decoder, "embed_positions", None)
+
+    def take(_table: Any, inputs: Any, named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        return inputs, {**named, "position_ids": positions_BN.flatten()}
+
+    def unflatten(_table: Any, _inputs: Any, output: Tensor) -> Tensor:
+        return output.view(*positions_BN.shape, -1)
+
+    def from_start(_table: Any, inputs: Any, _named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        return inputs[:1], {}  # without the length, which the table compares with its own
+
+    def look_up(_table: Any, _inputs: Any, _output: Tensor) -> Tensor:
+        """For tables of M2M100's kind, whose first position follows that of the padding token."""
+        rows = positions_BN.flatten() + table.padding_idx + 1
+        return table.weights.index_select(0, rows).view(*positions_BN.shape, -1)
+
+    with contextlib.ExitStack() as hooks:
+        if table is not None and "position_ids" in inspect.signature(table.forward).parameters:
+            hooks.callback(table.register_forward_pre_hook(take, with_kwargs=True).remove)
+            hooks.callback(table.register_forward_hook(unflatten).remove)
+        elif table is not None:
+            hooks.callback(table.register_forward_pre_hook(from_start, with_kwargs=True).remove)
+            hooks.callback(table.register_forward_hook(look_up).remove)
+        yield

@@ -19,11 +19,16 @@ from torch import Tensor
 
 from paceline.core.sampling import limited
 from paceline.models.contract import ModelSession, pad
-from paceline.models.hf.architectures import body_of, is_encoder_decoder
+from paceline.models.hf.architectures import body_of, decoder_body, is_encoder_decoder
 from paceline.models.hf.base import HfModel, evaluating
-from paceline.models.hf.cache import RoomyCache, cache_argument
+from paceline.models.hf.cache import (
+    RoomyCache,
+    at_positions,
+    cache_argument,
+    mask_and_positions,
+    takes_positions,
+)
 from paceline.models.hf.logit_map import logit_map
-from paceline.models.hf.positions import at_positions, mask_and_positions, takes_positions
 from paceline.models.hf.row_session import RecurrentRow, RowSession
 
 if TYPE_CHECKING:
@@ -68,7 +73,7 @@ class HfDecoder:
         def hear(_module: Any, _inputs: Any, output: Any) -> None:
             listener(for_head(output.last_hidden_state, self.hf))
 
-        return body_of(self.hf).register_forward_hook(hear).remove
+        return decoder_body(self.hf).register_forward_hook(hear).remove
 
 
 class CausalSession(ModelSession):
@@ -119,13 +124,8 @@ class CausalSession(ModelSession):
 
     def _keep_rows(self, rows: Sequence[int]) -> None:
         ends = self.cache.ends_of(len(self.lengths))
-        # a pass needs a row whose first token is in the first column
-        begins = any(ends[row] == self.lengths[row] for row in rows)
-        if begins and list(rows) == sorted(set(rows)):
-            self.cache.keep(rows, len(self.lengths))
-        else:
-            longest = max(self.lengths[row] for row in rows)
-            self.cache.realign(rows, [ends[row] for row in rows], longest)
+        longest = max(self.lengths[row] for row in rows)
+        self.cache.realign(rows, [ends[row] for row in rows], longest)
 
 
 class CausalModel(HfModel):

@@ -39,11 +39,7 @@ def is_draft_vocabulary(tokens: Any, vocab_size: int) -> bool:
 
 
 def read_draft_vocabulary(directory: Path, vocab_size: int) -> Tensor | None:
-    """The list of a model directory, most likely first, [K]; None if there is none.
-
-    Raises:
-        ModelLoadError: The file is damaged or belongs to another model.
-    """
+    """The list of a model directory, most likely first, [K]; None if there is none."""
     path = directory / _FILE
     if not path.exists():
         return None
@@ -63,14 +59,9 @@ def is_baked(path: str | Path) -> bool:
     """True for an export (its directory or a file in it) whose head is limited to listed tokens."""
     local = Path(path).expanduser()
     marker = (local if local.is_dir() else local.parent) / EXPORTED
-    if not marker.exists():
-        return False
-    try:
-        return dict(json.loads(marker.read_text("utf-8"))).get("draft_vocabulary") == "bake"
-    except (ValueError, TypeError, RecursionError) as error:
-        raise ModelLoadError(
-            f"{marker} is damaged ({error}); export the draft again with --overwrite"
-        ) from None
+    return marker.exists() and (
+        json.loads(marker.read_text("utf-8")).get("draft_vocabulary") == "bake"
+    )
 
 
 def head_of(hf: PreTrainedModel, draft_vocabulary: Tensor | None = None) -> nn.Linear:

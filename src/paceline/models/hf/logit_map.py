@@ -9,7 +9,6 @@ Shape suffixes: B batch, R rows of a ramp, T text, D hidden, V vocabulary.
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -17,7 +16,7 @@ import torch
 
 from paceline.core.fused import Head
 from paceline.errors import UnsupportedModelError
-from paceline.models.hf.architectures import body_of, is_encoder_decoder
+from paceline.models.hf.architectures import decoder_body, is_encoder_decoder
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -48,11 +47,7 @@ class LogitMap(NamedTuple):
 
 
 def logit_map(hf: PreTrainedModel) -> LogitMap:
-    """The map of this model, measured once. It does not depend on weights.
-
-    Raises:
-        UnsupportedModelError: The logits are another function of the head's output.
-    """
+    """The map of this model, measured once. It does not depend on weights."""
     if hf not in _MEASURED:
         _MEASURED[hf] = _measured(hf)
     return _MEASURED[hf]
@@ -82,14 +77,16 @@ def _measured(hf: PreTrainedModel) -> LogitMap:
         seen["ramps"] = line_V * torch.tensor(_RAMPS, device=output.device)[:, None]
         return seen["ramps"].expand_as(output)
 
-    tokens = {"input_ids": torch.ones(1, len(_RAMPS), dtype=torch.int64, device=hf.device)}
+    # several tokens: the embedding of one, such as the padding, may be zero
+    ids = [token % head.weight.shape[0] for token in range(3, 3 + len(_RAMPS))]
+    tokens = {"input_ids": torch.tensor([ids], device=hf.device)}
     if is_encoder_decoder(hf.config):
         tokens["decoder_input_ids"] = tokens["input_ids"]
-    hooks = body_of(hf).register_forward_hook(keep_states), head.register_forward_hook(replace)
+    hooks = decoder_body(hf).register_forward_hook(keep_states), head.register_forward_hook(replace)
     with hooks[0], hooks[1], torch.autocast(hf.device.type, enabled=False):
         logits_RV = hf(**tokens, use_cache=False).logits[0].double().cpu()
     if not {"states", "inputs"} <= seen.keys():
-        return LogitMap()  # HfModel.head compares it
+        raise unknown_map(hf)
     output_scale, cap = _fitted(seen["ramps"].double().cpu()[1:], logits_RV[1:] - logits_RV[0], hf)
     input_scale = _ratio(seen["states"], seen["inputs"], hf)
     return LogitMap(input_scale, output_scale, cap)
@@ -113,8 +110,9 @@ def _ratio(states_BTD: Tensor, inputs_BTD: Tensor, hf: PreTrainedModel) -> float
         raise unknown_map(hf)
     states_BTD, inputs_BTD = states_BTD.double(), inputs_BTD.double()
     found = float((states_BTD * inputs_BTD).sum() / states_BTD.square().sum())
-    if not math.isfinite(found):
-        return 1.0  # HfModel.head reports logits that are not finite
+    differences = (found * states_BTD - inputs_BTD).abs()
+    if not float(differences.max()) <= _TOLERANCE * float(inputs_BTD.abs().max()):
+        raise unknown_map(hf)
     return _snapped(found, 1.0, states_BTD.shape[-1] ** -0.5)
 
 

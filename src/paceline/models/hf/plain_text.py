@@ -8,19 +8,17 @@ Shape suffixes: B batch, T text, N new tokens, V vocabulary.
 from __future__ import annotations
 
 import contextlib
-import copy
 from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
 from torch import Tensor
+from transformers import GenerationConfig
 
 from paceline.core.sampling import limited
 from paceline.models.contract import Texts, pad
 from paceline.models.hf.architectures import configured_prompt
 from paceline.models.hf.base import evaluating
-from paceline.models.hf.settings import unused_settings
-from paceline.models.silence import quiet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -61,7 +59,7 @@ def greedy_texts(
         scores[:, vocab_size or model.vocab_size :] = -torch.inf
         return scores if listed is None else limited(scores, listed)
 
-    with quiet(), evaluating(hf), _applied(model, repetition_penalty, forces_eos=forces_eos):
+    with evaluating(hf), _applied(model, repetition_penalty, forces_eos=forces_eos):
         found = hf.generate(
             **inputs, max_new_tokens=most, do_sample=False, logits_processor=[keep]
         ).tolist()
@@ -121,19 +119,19 @@ def _inputs(model: HfModel, prompts: Sequence[Sequence[int]]) -> dict[str, Tenso
 
 @contextlib.contextmanager
 def _applied(model: HfModel, penalty: float, *, forces_eos: bool) -> Iterator[None]:
-    """The model's generation config without the settings that Paceline does not apply."""
+    """The model with a generation config of the settings that Paceline applies."""
     hf: Any = model.hf
     before = hf.generation_config
-    config = copy.deepcopy(before)
-    kept = {"forced_bos_token_id"}  # in the decoder prompt, or refused
-    for name in unused_settings(hf).keys() - kept:
-        words = [word for word in config.bad_words_ids or () if len(word) == 1]
-        setattr(config, name, (words or None) if name == "bad_words_ids" else None)
-    config.cache_implementation = None
-    config.repetition_penalty = penalty if penalty != 1 else None
-    if not forces_eos:
-        config.forced_eos_token_id = None
-    config.eos_token_id = list(model.eos_token_ids) or None
+    config = GenerationConfig(
+        repetition_penalty=penalty if penalty != 1 else None,
+        eos_token_id=list(model.eos_token_ids) or None,
+        pad_token_id=before.pad_token_id,
+        suppress_tokens=before.suppress_tokens,
+        bad_words_ids=[word for word in before.bad_words_ids or () if len(word) == 1] or None,
+        decoder_start_token_id=before.decoder_start_token_id,
+        forced_bos_token_id=before.forced_bos_token_id,  # in the decoder prompt, or refused
+        forced_eos_token_id=model.forced_eos if forces_eos else None,
+    )
     if config.pad_token_id is None:
         config.pad_token_id = next(iter(model.eos_token_ids), 0)
     hf.generation_config = config

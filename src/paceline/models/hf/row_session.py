@@ -19,7 +19,7 @@ from paceline.core.sampling import limited
 from paceline.models.compatibility import check_rollback
 from paceline.models.contract import ModelSession
 from paceline.models.hf.base import evaluating
-from paceline.models.hf.positions import takes_positions
+from paceline.models.hf.cache import takes_positions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -10,7 +10,6 @@ Shape suffixes: B batch, N new tokens, T text, S source, D hidden, V vocabulary.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -55,16 +54,10 @@ class Seq2SeqCache(EncoderDecoderCache):
     def keep(self, rows: Sequence[int]) -> None:
         """Keep only the sources of these rows, in this order."""
         index = torch.tensor(rows)  # on the CPU: layers may be on several devices
-        attention_BS = None if self.attention_BS is None else self.attention_BS[index]
-        # without the columns that no row needs any more
-        width = self.states_BSD.shape[1]
-        if attention_BS is not None:
-            width = int(attention_BS.sum(-1).max())
-            attention_BS = attention_BS[:, :width]
-        self._set_attention(attention_BS)
-        self.states_BSD = self.states_BSD[index, :width]
+        self._set_attention(None if self.attention_BS is None else self.attention_BS[index])
+        self.states_BSD = self.states_BSD[index]
         for layer in self._layers:
-            layer.keys, layer.values = (x[index, :, :width] for x in (layer.keys, layer.values))
+            layer.keys, layer.values = layer.keys[index], layer.values[index]
 
     def adopt(self, rows: Sequence[int], other: Seq2SeqCache) -> None:
         """Replace the sources of these rows by those of another cache."""
@@ -99,13 +92,6 @@ class Seq2SeqCache(EncoderDecoderCache):
         self.attention_BS = attention_BS if padded else None
 
 
-@dataclass
-class EncoderOutput(BaseModelOutput):
-    """Output of an encoder, with the field that encoders with experts add."""
-
-    router_logits: tuple[Tensor] | None = None
-
-
 class Seq2SeqPass(HfDecoder):
     """The forward pass of transformers; `encode` is its encoder."""
 
@@ -117,7 +103,7 @@ class Seq2SeqPass(HfDecoder):
         self, tokens_BN: Tensor, cache: Seq2SeqCache, keep: int, **ragged: Tensor
     ) -> dict[str, Any]:
         return {
-            "encoder_outputs": EncoderOutput(cache.states_BSD),  # pyright: ignore
+            "encoder_outputs": BaseModelOutput(cache.states_BSD),  # pyright: ignore
             "attention_mask": cache.attention_BS,
             "decoder_input_ids": tokens_BN,
             "decoder_attention_mask": ragged.get("attention_mask"),

@@ -7,16 +7,16 @@ max_length) are neither applied nor named.
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from transformers import GenerationConfig
 
-from paceline.errors import ModelLoadError, shorten
+from paceline.errors import shorten
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel
 
 # settings that are applied, that Paceline's own replace, or that change no text
 _APPLIED = {
@@ -51,31 +51,6 @@ def forced_eos(generation: GenerationConfig | None, num_rows: int) -> int | None
     return found if isinstance(found, int) and 0 <= found < num_rows else None
 
 
-def refuse_malformed(hf: PreTrainedModel) -> None:
-    """Raise a ModelLoadError if a setting is no list of token ids."""
-    wanted = {
-        "eos_token_id": ("a token id or a list of them", 1),
-        "suppress_tokens": ("a list of token ids", 1),
-        "begin_suppress_tokens": ("a list of token ids", 1),
-        "bad_words_ids": ("a list of lists of token ids", 2),
-    }
-    for name, (what, depth) in wanted.items():
-        found = getattr(hf.generation_config, name, None)
-        is_one = name == "eos_token_id" and isinstance(found, int)
-        if found is not None and not is_one and not _are_ids(found, depth):
-            raise ModelLoadError(
-                f"the generation config of this {hf.config.model_type} has {name}={found!r}, "
-                f"wanted {what}; correct generation_config.json"
-            )
-
-
-def _are_ids(found: Any, depth: int) -> bool:
-    if depth == 0:
-        return isinstance(found, int)
-    is_list = isinstance(found, (list, tuple))
-    return is_list and all(_are_ids(each, depth - 1) for each in cast("Any", found))
-
-
 def unused_settings(hf: PreTrainedModel) -> dict[str, Any]:
     """Settings of the generation config that Paceline does not apply."""
     generation = hf.generation_config
@@ -90,7 +65,8 @@ def unused_settings(hf: PreTrainedModel) -> dict[str, Any]:
     # banned tokens are applied, longer sequences are not
     if not any(len(each) > 1 for each in given.get("bad_words_ids", ())):
         given.pop("bad_words_ids", None)
-    if forced_eos(generation, _num_rows(hf)) is not None:
+    head: Any = hf.get_output_embeddings()
+    if forced_eos(generation, len(head.weight)) is not None:
         given.pop("forced_eos_token_id", None)
     if hf.config.is_encoder_decoder:
         given.pop("forced_bos_token_id", None)  # it is in the decoder prompt
@@ -99,69 +75,14 @@ def unused_settings(hf: PreTrainedModel) -> dict[str, Any]:
 
 def warn_of_unused(hf: PreTrainedModel, stacklevel: int) -> None:
     """Warn once about settings that are not applied and that change texts."""
-    unused = {
-        name: value
+    named = [
+        f"{name}={shorten(' '.join(repr(value).split()), 80)}"
         for name, value in unused_settings(hf).items()
         if not name.startswith(_OF_DRAFTS_AND_RESULTS)
-    }
-    if not unused:
-        return
-    advice = ""
-    if "repetition_penalty" in unused:
-        advice = f"; sampling.repetition_penalty={unused['repetition_penalty']} applies the penalty"
-    shown = {name: " ".join(repr(value).split()) for name, value in unused.items()}
-    named = ", ".join(f"{name}={shorten(value, 80)}" for name, value in shown.items())
-    warnings.warn(
-        f"the generation config of this {hf.config.model_type} sets {named}; Paceline does not "
-        f"apply these settings, so texts may differ from those of generate(){advice}",
-        stacklevel=stacklevel + 1,
-    )
-
-
-def warn_of_ends(
-    hf: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase | None,
-    ends: Sequence[int],
-    vocab_size: int,
-    stacklevel: int,
-) -> None:
-    """Warn if no stop token can be written, or if the tokenizer's end of text is none of them.
-
-    Also warn if the tokenizer of a decoder-only model puts one behind every text, prompts too.
-
-    `ends`: the stop tokens; `vocab_size`: that of the model and its tokenizer.
-    """
-    own, text = getattr(tokenizer, "eos_token_id", None), ""
-    listed = f"this {hf.config.model_type} has eos_token_id {', '.join(map(str, ends))}"
-    if ends and min(ends) >= vocab_size:
-        text = (
-            f"{listed}, but only the {vocab_size:,} tokens that its tokenizer and its logits share "
-            "are written, so texts will not end before their limit; correct generation_config.json "
-            "or the tokenizer files"
-        )
-    elif isinstance(own, int) and own < vocab_size and own not in ends:
-        text = (
-            f"{listed}, and its tokenizer the end of text {own}: texts go on behind {own}, as in "
-            f"generate(), while vLLM ends them there; if it is right, add {own} to eos_token_id in "
-            "generation_config.json"
-        )
-    if text:
-        warnings.warn(text, stacklevel=stacklevel + 1)
-    if tokenizer is None or hf.config.is_encoder_decoder:
-        return
-    with_end, without = (
-        cast("list[int]", tokenizer("a", add_special_tokens=special)["input_ids"])[-1:]
-        for special in (True, False)
-    )
-    if with_end != without and {*with_end} & {*ends, own}:
+    ]
+    if named:
         warnings.warn(
-            f"the tokenizer of this {hf.config.model_type} puts an end of text, {with_end[0]}, "
-            "behind every prompt, so texts go on after their end; set add_eos_token to false in "
-            "tokenizer_config.json, or remove it from the post_processor in tokenizer.json",
+            f"the generation config of this {hf.config.model_type} sets {', '.join(named)}; "
+            "Paceline does not apply these settings, so texts may differ from those of generate()",
             stacklevel=stacklevel + 1,
         )
-
-
-def _num_rows(hf: PreTrainedModel) -> int:
-    head: Any = hf.get_output_embeddings()
-    return len(head.weight)

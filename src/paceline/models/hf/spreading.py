@@ -43,11 +43,7 @@ def refuse_copies(hf: Any) -> None:
 
 
 def join_ends(hf: Any) -> None:
-    """Move the head of a spread model to its embeddings.
-
-    Raises:
-        UnsupportedModelError: A part of the model is in host memory or on disk.
-    """
+    """Move the head of a spread model to its embeddings."""
     head, device = hf.get_output_embeddings(), hf.device
     if not is_spread(hf):
         return

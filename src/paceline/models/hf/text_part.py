@@ -34,18 +34,14 @@ def num_text_parameters(hf: PreTrainedModel) -> int:
     if part is None:
         return hf.num_parameters()
     head: Any = hf.get_output_embeddings()
-    read = {id(weight) for module in (part, head) for weight in module.parameters()}
-    others = (weight.numel() for weight in hf.parameters() if id(weight) not in read)
-    return hf.num_parameters() - sum(others)
+    weights = (weight for module in (part, head) for weight in module.parameters())
+    return sum({id(weight): weight.numel() for weight in weights}.values())
 
 
 def text_model(hf: PreTrainedModel) -> PreTrainedModel:
     """The language model that is in a model of images or audio and text, with its weights.
 
     The model itself, if it reads text alone, is quantized or is spread over several devices.
-
-    Raises:
-        UnsupportedModelError: transformers has no class for the language model alone.
     """
     part: Any = text_part(hf)
     if part is None or part is hf or is_quantized(hf.config) or is_spread(hf):

@@ -1,4 +1,4 @@
-"""The compiled forward pass (native/transformer.c) of a Llama-like model over few tokens.
+"""The compiled forward pass (native/transformer.c) of a Llama-like model over few tokens; sessions.
 
 It needs a C compiler with OpenMP or paceline-kernels, and matrices that bfloat16 represents exactly
 or that are already rounded to 8 bits. Otherwise the modules of transformers are used.
@@ -17,7 +17,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from paceline.core.block import Drafted, VerifiedRows
+from paceline.core.block import Drafted, Verified
+from paceline.core.rules import Lossless
+from paceline.models.hf.cache import RoomyCache, RoomyLayer
+from paceline.models.hf.causal import CausalSession, HfDecoder
 from paceline.models.llama.cpu_weights import NativeWeights
 from paceline.native import compiled
 from paceline.native.kernels import NO_MASS, check_shapes
@@ -28,8 +31,9 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
-    from paceline.core.block import DrawRequest, UniformRows, VerifyRequest
-    from paceline.models.hf.cache import RoomyCache, RoomyLayer
+    from paceline.core.block import DrawRequest, Uniforms, VerifyRequest
+    from paceline.core.sampling import SamplingParams
+    from paceline.models.hf.base import HfModel
 
 
 @dataclass(eq=False)
@@ -74,9 +78,7 @@ class _Plan:
         self.ends[:] = [end + count for end in self.cache.ends_of(len(lengths))]
         return this
 
-    def set_inputs(
-        self, block: Block, probs_BPV: Tensor, uniforms: UniformRows
-    ) -> tuple[object, ...]:
+    def set_inputs(self, block: Block, probs_BPV: Tensor, uniforms: Uniforms) -> tuple[object, ...]:
         """Set the inputs of the lossless rule; returns the objects whose memory it points to."""
         probs = _for_c(probs_BPV, torch.float32)
         block.places, block.draft, block.target = probs.shape[1], _data(probs), _data(self.probs)
@@ -96,7 +98,7 @@ class NativeLlama:
     Attributes:
         vocab_size: Width of the logits.
         most_tokens: Maximum tokens of a pass; beyond, transformers is as fast or faster.
-        listeners: Called with the final hidden states of every pass, [B, N, D].
+        listeners: Called with the final hidden states of each call, [B, N, D].
     """
 
     def __init__(
@@ -135,11 +137,13 @@ class NativeLlama:
         plan = self._plan(cache, batch, count)
         logits = torch.empty(batch, keep, self.vocab_size)
         tokens_BN = _for_c(tokens_BN, torch.int64)
-        states = self._states(batch, keep)
+        states = torch.empty(batch, keep, self._model.hidden) if self.listeners else None
         this_pass = plan.prepare(count, lengths, keep, tokens_BN.data_ptr(), logits, states)
         plan.widen(count)
         self._library.read_tokens(ctypes.byref(self._model), ctypes.byref(this_pass))
-        self._notify(states)
+        for listener in self.listeners:
+            assert states is not None, "a listener was added during the pass"
+            listener(states)
         return logits
 
     def draw(
@@ -149,9 +153,8 @@ class NativeLlama:
         plan, uniforms = request.plan, request.uniforms
         batch, count = len(request.unread), len(request.unread[0])
         layout = self._plan(cache, batch, count + plan.num_passes - 1)
-        assert plan.num_passes == 1 or not self.listeners, "listeners get the last pass only"
-        read, states = _array("q", request.unread, batch * count), self._states(batch, 1)
-        this_pass = layout.prepare(count, lengths, 1, _address(read), layout.logits, states)
+        read = _array("q", request.unread, batch * count)
+        this_pass = layout.prepare(count, lengths, 1, _address(read), layout.logits)
         shape = (batch, plan.num_passes, vocab_size)
         drawn = Drafted(
             torch.empty(batch, plan.num_tokens, dtype=torch.int64),
@@ -172,18 +175,16 @@ class NativeLlama:
             ctypes.byref(self._model), ctypes.byref(this_pass), ctypes.byref(draft)
         )
         assert has_mass, NO_MASS
-        self._notify(states)
         return drawn
 
     def verify(
         self, request: VerifyRequest, cache: RoomyCache, lengths: Sequence[int], vocab_size: int
-    ) -> VerifiedRows:
+    ) -> Verified:
         """Serve a request of the lossless rule; row b has lengths[b] tokens before any rollback."""
         drafted, sampling = request.drafted, request.sampling
         batch, gamma = drafted.tokens_BG.shape
         layout = self._plan(cache, batch, gamma + 1)
-        states = self._states(batch, gamma + 1)
-        this_pass = layout.prepare(gamma + 1, lengths, gamma + 1, None, layout.logits, states)
+        this_pass = layout.prepare(gamma + 1, lengths, gamma + 1, None, layout.logits)
         tokens_BG = _for_c(drafted.tokens_BG, torch.int64)
         rows = (request.newest, request.num_drafted)
         last, counts = (_array("q", [row], batch) for row in rows)
@@ -204,16 +205,7 @@ class NativeLlama:
         )
         del held  # the block pointed to it
         assert has_mass, NO_MASS
-        self._notify(states)
-        return VerifiedRows(num_accepted.tolist(), next_tokens.tolist())
-
-    def _states(self, batch: int, keep: int) -> Tensor | None:
-        return torch.empty(batch, keep, self._model.hidden) if self.listeners else None
-
-    def _notify(self, states: Tensor | None) -> None:
-        for listener in self.listeners:
-            assert states is not None, "a listener was added during the pass"
-            listener(states)
+        return Verified(num_accepted.tolist(), next_tokens.tolist())
 
     def _plan(self, cache: RoomyCache, batch: int, count: int) -> _Plan:
         plan: _Plan | None = cache.plan
@@ -284,3 +276,87 @@ def _data(tensor: Tensor | None) -> int | None:
 
 def _for_c(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor.to("cpu", dtype).contiguous()  # a draft may be on a GPU
+
+
+class PromptPass(HfDecoder):
+    """The pass of transformers for many tokens; its listeners hear the compiled pass, too."""
+
+    def __init__(
+        self, hf: PreTrainedModel, draft_vocabulary: Tensor | None, native: NativeLlama
+    ) -> None:
+        super().__init__(hf, draft_vocabulary)
+        self.native = native
+
+    def listen(self, listener: Callable[[Tensor], None]) -> Callable[[], None]:
+        remove = super().listen(listener)
+        self.native.listeners.append(listener)
+
+        def stop() -> None:
+            remove()
+            self.native.listeners.remove(listener)
+
+        return stop
+
+
+class FloatLayer(RoomyLayer):
+    """Keeps keys and values in float32, as the compiled pass does, also of a bfloat16 model."""
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *_args: Any, **_kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        keys, values = super().update(key_states.float(), value_states.float())
+        return keys.to(key_states.dtype), values.to(value_states.dtype)
+
+
+class CompiledSession(CausalSession):
+    """A `CausalSession` that uses the compiled pass for few tokens."""
+
+    def __init__(self, model: HfModel, native: NativeLlama) -> None:
+        super().__init__(model)
+        self.cache = RoomyCache(FloatLayer)
+        self._native = native
+
+    def take_draw(self, request: DrawRequest) -> Drafted | None:
+        batch, new = len(request.unread), len(request.unread[0])
+        passes = request.plan.num_passes
+        if not self._serves(request, request.plan.sampling, batch * new):
+            return None
+        if passes == 0:
+            return None
+        lengths = self._extended_lengths(batch, new + passes - 1)
+        begins = [length - passes + 1 for length in lengths]
+        drawn = self._native.draw(request, self.cache, begins, self.vocab_size)
+        self.lengths = lengths
+        return drawn
+
+    def take_verify(self, request: VerifyRequest) -> Verified | None:
+        batch, gamma = request.drafted.tokens_BG.shape
+        served = self._serves(request, request.sampling, batch * (gamma + 1))
+        if not served or type(request.applied_rule) is not Lossless:
+            return None
+        lengths = self._extended_lengths(batch, gamma + 1)
+        verified = self._native.verify(request, self.cache, lengths, self.vocab_size)
+        self.lengths = lengths
+        return verified
+
+    def _read(self, tokens_BN: Tensor, ends: Sequence[int], *, keep: int) -> Tensor:
+        if tokens_BN.numel() > self._native.most_tokens:
+            return super()._read(tokens_BN, ends, keep=keep)
+        # listeners receive all columns
+        logits = self._native(tokens_BN, self.cache, ends, 0 if self._native.listeners else keep)
+        return logits[:, -keep:]
+
+    def _fresh(self) -> CompiledSession:
+        return CompiledSession(self.model, self._native)
+
+    def _serves(
+        self, request: DrawRequest | VerifyRequest, sampling: SamplingParams, num_tokens: int
+    ) -> bool:
+        """Whether so few tokens are read fast, and no filter or penalty changes the logits.
+
+        Greedy tokens are the same with filters. Listeners hear of passes that PyTorch draws from.
+        """
+        if self._native.listeners:
+            return False
+        no_filter = request.uniforms is None or sampling.greedy or sampling.only_temperature
+        return num_tokens <= self._native.most_tokens and request.seen_BV is None and no_filter

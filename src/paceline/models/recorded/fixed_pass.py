@@ -9,29 +9,27 @@ Shape suffixes: B rows, N new tokens, U lengths, V vocabulary.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers.cache_utils import DynamicCache
 
 from paceline.core.sampling import spread
 from paceline.models.hf.architectures import ropes_of
 from paceline.models.hf.base import evaluating
-from paceline.models.hf.cache import cache_argument
+from paceline.models.hf.cache import cache_argument, takes_positions
 from paceline.models.hf.draft_vocabulary import head_of
-from paceline.models.hf.positions import at_positions, takes_positions
 from paceline.models.hf.spreading import is_spread
 from paceline.models.recorded import attention
 from paceline.models.recorded.compiling import CompiledModules
 from paceline.models.recorded.fixed_cache import FixedCache
-from paceline.models.recorded.merging import merged_product
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Callable, Sequence
 
     from transformers import PreTrainedModel
 
@@ -74,7 +72,7 @@ class FixedPass:
         self._banned_K = model.banned_K
         self._num_logits = len(head_of(model.hf).weight)
         self._cache_argument = cache_argument(model.hf)
-        self._takes_positions = takes_positions(model.hf, "position_ids")
+        self._takes_positions = takes_positions(model.hf)
         self.reads_counts = _reads_counts(model.hf)
         self._copy = _working_copy(model.hf, model.draft_vocabulary)
         self.modules = CompiledModules(self._copy, compiles=compiled)
@@ -111,7 +109,8 @@ class FixedPass:
 
         def run() -> Tensor:
             cache.place(columns_BN)
-            with evaluating(self._copy), self._placed(columns_BN) as places:
+            places = {"position_ids": columns_BN} if self._takes_positions else {}
+            with evaluating(self._copy):
                 return self._copy(
                     input_ids=tokens_BN,
                     attention_mask=cache.ones_BW,
@@ -151,15 +150,6 @@ class FixedPass:
             logits = logits.index_fill(-1, self._banned_K, -torch.inf)
         return logits
 
-    @contextlib.contextmanager
-    def _placed(self, columns_BN: Tensor) -> Generator[dict[str, Tensor]]:
-        """Arguments for positions; within this context, for models that have none."""
-        if self._takes_positions:
-            yield {"position_ids": columns_BN}
-            return
-        with at_positions(self._copy.get_decoder(), columns_BN):
-            yield {}
-
     @functools.cached_property
     def _samples(self) -> list[tuple[Tensor, Tensor]]:
         """Keys and values of one token in each layer."""
@@ -175,7 +165,7 @@ class _First(nn.Module):
 
     def __init__(self, layers: Sequence[Any]) -> None:
         super().__init__()
-        self.product = merged_product(layers)
+        self.product = _merged_product(layers)
         self.sizes = [layer.out_features for layer in layers]
         self.rest: list[Tensor] = []
 
@@ -235,3 +225,41 @@ def _working_copy(hf: PreTrainedModel, draft_vocabulary: Tensor | None) -> Any:
     if draft_vocabulary is not None:
         made.set_output_embeddings(head_of(hf, draft_vocabulary))
     return made
+
+
+def _merged_product(layers: Sequence[Any]) -> Callable[[Tensor], Tensor]:
+    """One product of several layers, in their dtype; shares the weights."""
+    weight, bias = _merged(layers), _stacked_bias(layers)
+    return lambda x: F.linear(x.to(weight.dtype), weight, bias)
+
+
+def _merged(layers: Sequence[Any]) -> Tensor:
+    """The concatenated weights; the layers' weights become views of the result."""
+    if (merged := _already_merged([layer.weight for layer in layers])) is not None:
+        return merged
+    weight = torch.cat([layer.weight.detach() for layer in layers])
+    parts = weight.split([len(layer.weight) for layer in layers])
+    for layer, part in zip(layers, parts, strict=True):
+        layer.weight.data = part
+    return weight
+
+
+def _already_merged(weights: Sequence[Tensor]) -> Tensor | None:
+    """The tensor of which these weights are consecutive views, or None."""
+    first = weights[0]
+    end = first.data_ptr()
+    for weight in weights:
+        if weight.data_ptr() != end or not weight.is_contiguous() or weight.dtype != first.dtype:
+            return None
+        end += weight.numel() * weight.itemsize
+    if first.untyped_storage().data_ptr() + first.untyped_storage().nbytes() < end:
+        return None  # separate tensors that happen to be adjacent
+    rows = sum(len(weight) for weight in weights)
+    return first.detach().as_strided((rows, first.shape[1]), first.stride(), first.storage_offset())
+
+
+def _stacked_bias(layers: Sequence[Any]) -> Tensor | None:
+    if all(layer.bias is None for layer in layers):
+        return None
+    biases = [x.weight.new_zeros(len(x.weight)) if x.bias is None else x.bias for x in layers]
+    return torch.cat([bias.detach() for bias in biases])

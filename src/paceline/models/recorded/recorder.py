@@ -126,9 +126,6 @@ class Recordings:
         self._recorder = recorder
         self._made: dict[Hashable, Recording] = {}
 
-    def __len__(self) -> int:
-        return len(self._made)
-
     def clear(self) -> None:
         """Forget all; their functions hold the cache, which would be freed late."""
         self._made.clear()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from paceline.core.block import Drafted, Uniforms, VerifiedRows, draw_ahead, verify_block
+from paceline.core.block import Drafted, Uniforms, Verified, draw_ahead, verify_block
 from paceline.core.rule_base import is_capturable
 from paceline.core.sampling import as_list
 from paceline.models.contract import ModelSession
@@ -158,7 +158,7 @@ class GraphSession(ModelSession):
         return Drafted(tokens_RG, probs_BPV, rest.pop() if rest else None)
 
     @torch.inference_mode()
-    def take_verify(self, request: VerifyRequest) -> VerifiedRows | None:
+    def take_verify(self, request: VerifyRequest) -> Verified | None:
         drafted, uniforms, sampling = request.drafted, request.uniforms, request.sampling
         batch, gamma = drafted.tokens_BG.shape
         rule = request.applied_rule
@@ -171,7 +171,7 @@ class GraphSession(ModelSession):
         given = [newest, drafted.tokens_BG, num_drafted]
         if uniforms is not None:
             assert drafted.probs_BPV is not None, "sampled tokens come with their distributions"
-            given += [*uniforms.tensors(), drafted.probs_BPV]
+            given += [*uniforms.to(torch.device("cpu")), drafted.probs_BPV]
             given += [] if drafted.raw_BPV is None else [drafted.raw_BPV]
         inputs = [self._padded(torch.tensor(self.lengths)), *map(self._padded, given)]
         key = ("judge", rule, sampling, *(part.shape[1:] for part in given), self.vocab_size)
@@ -179,7 +179,7 @@ class GraphSession(ModelSession):
         (verdict_2R,) = cache.recordings.run(key, work, inputs)
         self.lengths = lengths
         num_accepted, next_tokens = as_list(verdict_2R[:, :batch])
-        return VerifiedRows(num_accepted, next_tokens)
+        return Verified(num_accepted, next_tokens)
 
     def _are_few(self, count: int) -> bool:
         """Whether a pass over this many tokens of each row is one that is recorded.
@@ -282,4 +282,4 @@ def _judge(
     uniforms = None if accept_RG is None or next_R is None else Uniforms(accept_RG, next_R)
     drafted = Drafted(drafted_RG, probs_RGV, raw_RGV)
     verdict = verify_block(logits_RHV, drafted, num_drafted_R, rule, sampling, uniforms)
-    return [torch.stack([verdict.num_accepted_B, verdict.next_tokens_B])]
+    return [torch.stack(list(verdict))]

@@ -33,12 +33,6 @@
   const offer = (link, kind, text) => link.addEventListener("click", () => {
     link.href = `data:${kind};charset=utf-8,${encodeURIComponent(text)}`;
   });
-  const rows = (columns) => {
-    const names = Object.keys(columns);
-    return (columns[names[0]] ?? []).map(
-      (_, at) => Object.fromEntries(names.map((name) => [name, columns[name][at]])),
-    );
-  };
   const all = (selector) => [...document.querySelectorAll(selector)];
   const draw = async () => {
     const data = JSON.parse(await unpacked("data"));
@@ -51,10 +45,8 @@
       document.head.append(library);
     }
     await Promise.all(all(".chart").map((chart, at) => {
-      const spec = data.charts[at];
-      spec.data = { values: rows(spec.data.columns) };
       return vegaEmbed(
-        chart, spec, { config: data.config, actions: false, renderer: "svg", ast: true },
+        chart, data.charts[at], { config: data.config, actions: false, renderer: "svg", ast: true },
       );
     }));
     root.dataset.ready = "yes";

@@ -8,10 +8,8 @@ import torch
 
 from paceline.errors import SlowerWarning
 from paceline.models import prepare_for_decoding, wrap_model
-from paceline.models.admission import results
-from paceline.models.admission.model import EXACT
-from paceline.models.admission.trial import Comparison, play
-from paceline.models.hf.causal import CausalSession
+from paceline.models.admission import model as results
+from paceline.models.admission.trial import Comparison
 from paceline.models.llama.cpu import NativeLlama
 from paceline.models.prepare import training_writer, with_cuda_graphs
 from paceline.models.recorded.fixed_pass import FixedPass
@@ -54,22 +52,15 @@ def test_a_compiled_pass_that_reads_wrong_is_not_used(
         assert prepare_for_decoding(model) is model
 
 
-def test_recorded_passes_that_read_wrong_are_not_used(monkeypatch: pytest.MonkeyPatch):
+def test_recorded_passes_that_read_wrong_or_fail_are_not_used(monkeypatch: pytest.MonkeyPatch):
     model = in_16_bits("llama")
     assert isinstance(with_cuda_graphs(model).start_session(), GraphSession)
     logits = FixedPass.logits
     monkeypatch.setattr(FixedPass, "logits", lambda *a, **k: logits(*a, **k).flip(-1))
     with pytest.warns(SlowerWarning, match="the recorded pass gives logits that differ"):
-        assert isinstance(with_cuda_graphs(model).start_session(), CausalSession)
-
-
-def test_recorded_passes_that_cannot_be_recorded_are_not_used(monkeypatch: pytest.MonkeyPatch):
-    def refuse(*_: object, **_named: object) -> None:
-        raise RuntimeError("operation not permitted when stream is capturing\nand more")
-
-    monkeypatch.setattr(FixedPass, "logits", refuse)
-    model = in_16_bits("llama")
-    with pytest.warns(SlowerWarning, match=r"failed \(operation not permitted when .* capturing\)"):
+        assert with_cuda_graphs(model) is model
+    monkeypatch.setattr(FixedPass, "logits", None)
+    with pytest.warns(SlowerWarning, match="the recorded pass failed .*callable"):
         assert with_cuda_graphs(model) is model
 
 
@@ -87,13 +78,6 @@ def test_a_copy_of_a_model_in_training_that_reads_wrong_is_not_used(
         session = writing.start_session()
     assert torch.equal(session.prefill([[5]]), wanted)
     assert torch.equal(writing.start_session().prefill([[5]]), wanted), "checked once, not again"
-
-
-@has_compiler
-def test_float32_paths_are_far_inside_of_the_tolerance():
-    for architecture in ("llama", "t5", "qwen3"):
-        model = prepare_for_decoding(in_16_bits(architecture))
-        assert play(model).largest < EXACT / 10
 
 
 @has_compiler

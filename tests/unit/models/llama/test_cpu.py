@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.core.block import DrawPlan, DrawRequest, UniformRows, VerifyRequest
+from paceline.core.block import DrawPlan, DrawRequest, Uniforms, VerifyRequest
 from paceline.core.rule_base import with_bonus
 from paceline.core.rules import Chow, Diff, Lenient, Lossless, Lossy, Rule, TokenV2
 from paceline.core.sampling import SamplingParams, as_list
@@ -18,6 +18,7 @@ from paceline.errors import SlowerWarning
 from paceline.models import CausalModel, prepare_for_decoding, wrap_model
 from paceline.models.contract import ModelSession, Texts
 from paceline.models.hf.base import recorded_hidden_states
+from paceline.models.llama.cpu import NativeLlama
 from paceline.models.llama.cpu_weights import can_copy
 from paceline.native import compiled, library
 from support.compiled import plain_texts_of, plainly, texts_of
@@ -27,6 +28,21 @@ from support.rules import ALL_RULES
 
 pytestmark = pytest.mark.skipif(compiled() is None, reason="no C compiler with OpenMP")
 VOCABULARY = 61
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The compiled calls that were made."""
+    made: list[str] = []
+    for name in ("draw", "verify"):
+        whole = getattr(NativeLlama, name)
+
+        def spy(*given: Any, name: str = name, whole: Any = whole, **named: Any) -> Any:
+            made.append(name)
+            return whole(*given, **named)
+
+        monkeypatch.setattr(NativeLlama, name, spy)
+    return made
 
 
 def test_who_listens_hears_of_every_pass():
@@ -177,7 +193,7 @@ def test_judging_ahead_is_judging_pass_by_pass(
         rows = [[token] for token in newest]
         numbers = drawing if temperature else None
         drafted = draw(drafting, DrawRequest(rows, DrawPlan(gamma, sampling), numbers))
-        draws = UniformRows(accepting, [numbers[0] for numbers in choosing])
+        draws = Uniforms(accepting, [numbers[0] for numbers in choosing])
         request = VerifyRequest(
             newest,
             drafted,
@@ -205,26 +221,35 @@ def compiled_calls(rule: Rule) -> set[str]:
     return {"draw", "verify"} if rule == Lossless() else {"draw"}
 
 
+NUCLEUS = SamplingParams(temperature=0.8, top_p=0.7)
+
+
 @pytest.mark.parametrize(
-    ("rule", "sampling", "expected"),
+    ("rule", "sampling", "drafts", "expected"),
     [
-        (Lossless(), SamplingParams(), {"draw", "verify"}),
-        (Lenient("linear", 0.5), SamplingParams(), {"draw"}),
-        (OwnRule(), SamplingParams(), {"draw"}),
-        (Chow(0.5), SamplingParams(temperature=0, top_k=5), {"draw"}),
-        (with_bonus(Chow(0.5), "target"), SamplingParams(), {"draw"}),
-        (Lossless(), SamplingParams(top_k=5), set()),
-        (Chow(0.5), SamplingParams(top_p=0.9), set()),
-        (Lossless(), SamplingParams(repetition_penalty=1.3), set()),
-        (Chow(0.5), SamplingParams(temperature=0, repetition_penalty=1.3), set()),
+        (Lossless(), SamplingParams(), None, {"draw", "verify"}),
+        (Lenient("linear", 0.5), SamplingParams(), None, {"draw"}),
+        (OwnRule(), SamplingParams(), None, {"draw"}),
+        (Chow(0.5), SamplingParams(temperature=0, top_k=5), None, {"draw"}),
+        (with_bonus(Chow(0.5), "target"), SamplingParams(), None, {"draw"}),
+        (Lossless(), SamplingParams(top_k=5), None, set()),
+        (Chow(0.5), SamplingParams(top_p=0.9), None, set()),
+        (Lossless(), SamplingParams(repetition_penalty=1.3), None, set()),
+        (Chow(0.5), SamplingParams(temperature=0, repetition_penalty=1.3), None, set()),
+        (Lossless(), SamplingParams(), NUCLEUS, {"verify"}),
+        (Lossless(), NUCLEUS, SamplingParams(temperature=0), {"draw"}),
     ],
 )
 def test_only_what_the_compiled_calls_know_is_given_to_them(
-    rule: Rule, sampling: SamplingParams, expected: set[str], calls: list[str]
+    rule: Rule,
+    sampling: SamplingParams,
+    drafts: SamplingParams | None,
+    expected: set[str],
+    calls: list[str],
 ):
     """And the text is that of the plain sessions, whoever makes it."""
     target, draft = prepared_pair(1)
-    decoder = SpeculativeDecoder(target, draft, rule, gamma=3, sampling=sampling)
+    decoder = SpeculativeDecoder(target, draft, rule, 3, sampling, draft_sampling=drafts)
     got = texts_of(decoder, [TEXT[:4]])
     assert set(calls) == expected
     assert got == plain_texts_of(decoder, [TEXT[:4]])
@@ -272,20 +297,6 @@ def test_of_tokens_that_are_as_likely_temperature_0_takes_the_first(rule: Rule, 
     assert [got] == plain_texts_of(decoder, [TEXT[:4]])
 
 
-@pytest.mark.parametrize("rule", [Lossless(), Lossy(0.4, "tuned"), Diff(0.05)], ids=str)
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_a_draft_that_stops_where_it_is_unsure_is_compiled_too(
-    rule: Rule, temperature: float, calls: list[str]
-):
-    target, draft = prepared_pair()
-    sampling, policy = SamplingParams(temperature=temperature), Confident(0.3)
-    for prompts in ([TEXT[:4]], [TEXT[:4], TEXT[5:6]]):
-        decoder = SpeculativeDecoder(target, draft, rule, 3, sampling, policy)
-        got = texts_of(decoder, prompts)
-        assert set(calls) == compiled_calls(rule)
-        assert got == plain_texts_of(decoder, prompts)
-
-
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -312,15 +323,35 @@ def test_without_a_compiler_models_read_through_transformers(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     wanted = read(prepared(), [TEXT])
-    monkeypatch.setattr(library, "kernels_folder", lambda: None)
+    monkeypatch.setattr(library, "kernels_library", lambda _: None)
     monkeypatch.setenv("CC", "false")
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
     compiled.cache_clear()
     try:
-        with pytest.warns(SlowerWarning, match=r"could not be compiled .* install a C compiler"):
+        with pytest.warns(SlowerWarning, match="install a C compiler"):
             model = prepared()
         assert reader(model) is None
         torch.testing.assert_close(read(model, [TEXT]), wanted)
     finally:
         compiled.cache_clear()
     assert list((tmp_path / "native").iterdir()) == []
+
+
+@pytest.mark.parametrize("rule", [Lossless(), Lossy(0.4), Lossy(0.4, "tuned"), Diff(0.05)], ids=str)
+@pytest.mark.parametrize(
+    ("temperature", "drafts_at"),
+    [(0.0, None), (0.7, None), (1.0, 0.0), (0.0, 1.0), (0.6, 1.0), (1.0, 0.6), (0.6, 1.3)],
+)
+def test_a_draft_that_stops_where_it_is_unsure_is_compiled_at_its_own_temperature_too(
+    rule: Rule, temperature: float, drafts_at: float | None, calls: list[str]
+):
+    target, draft = prepared_pair()
+    sampling, policy = SamplingParams(temperature=temperature), Confident(0.2)
+    drafts = None if drafts_at is None else SamplingParams(temperature=drafts_at)
+    for prompts in ([TEXT[:4]], [TEXT[:4], TEXT[2:9], TEXT[5:6]]):
+        decoder = SpeculativeDecoder(
+            target, draft, rule, 3, sampling, policy, draft_sampling=drafts
+        )
+        got = texts_of(decoder, prompts)
+        assert set(calls) == compiled_calls(rule)
+        assert got == plain_texts_of(decoder, prompts)
