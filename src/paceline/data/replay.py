@@ -9,6 +9,9 @@ only the draft's forward and backward pass.
 from __future__ import annotations
 
 import dataclasses
+import math
+import time
+from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -48,6 +51,7 @@ if TYPE_CHECKING:
     from paceline.progress import Progress
 
 
+_KEPT_ROUNDS = 8  # for reuse at the end of a run
 _BATCH_ROWS = 64  # rows per generation batch; more are slower and need more memory for logits
 
 
@@ -99,21 +103,37 @@ class TargetRounds:
         self._origins = origins or Origins(stream, fixed_fraction=0, draft_fraction=0)
         self._size = len(range(stream.batch_size)[stream.mine])
         self._number = -1
-        self._rows: list[TokenRow] = []
+        self._latest: deque[list[TokenRow]] = deque(maxlen=_KEPT_ROUNDS)
+        self._writing_s = 0.0  # of the latest round
 
-    def next_batch(self) -> TextBatch:
-        """Rows of the current round, reshuffled for each use."""
+    def next_batch(self, seconds_left: float = math.inf) -> TextBatch:
+        """Rows of the current round, reshuffled for each use.
+
+        If the next round would take more than a third of the time left, the kept rounds are reused
+        together: the last one alone would overfit.
+        """
         batch = self._origins.num_of_target(self.stream.num_drawn)
         self.stream.num_drawn += self.stream.batch_size
         batches_per_use = self.rounds.rows // self.stream.batch_size
-        number, offset = divmod(batch, batches_per_use * self.rounds.uses)
-        if number != self._number:
-            self._rows, self._number = self._generate(number), number
-        use, index = divmod(offset, batches_per_use)
-        rng = named_generator(self.stream.seed, "round order", number, use)
-        order = torch.randperm(len(self._rows), generator=rng)
+        batches_per_round = batches_per_use * self.rounds.uses
+        number = batch // batches_per_round
+        if number != self._number and (seconds_left >= 3 * self._writing_s or not self._latest):
+            started = time.monotonic()
+            self._latest.append(self._generate(number))
+            self._number, self._writing_s = number, time.monotonic() - started
+        offset = batch - self._number * batches_per_round
+        if offset < batches_per_round:
+            return self._batch(self._latest[-1], offset, "round order")
+        rows = [row for round_ in self._latest for row in round_]
+        return self._batch(rows, offset - batches_per_round, "order of latest rounds")
+
+    def _batch(self, rows: Sequence[TokenRow], index: int, stream_name: str) -> TextBatch:
+        """Batch `index` of repeated passes over these rows, each in a new order."""
+        use, index = divmod(index, len(rows) // self._size)
+        rng = named_generator(self.stream.seed, stream_name, self._number, use)
+        order = torch.randperm(len(rows), generator=rng)
         chosen = order[index * self._size : (index + 1) * self._size]
-        return TextBatch([self._rows[int(row)] for row in chosen], "target")
+        return TextBatch([rows[int(row)] for row in chosen], "target")
 
     def _generate(self, number: int) -> list[TokenRow]:
         """This process's share of the texts of a round."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
@@ -50,7 +51,7 @@ class TextBatch:
 class BatchSource(Protocol):
     """Interface between the training loop and its source of text."""
 
-    def next_batch(self) -> TextBatch:
+    def next_batch(self, seconds_left: float = math.inf) -> TextBatch:
         """The next step's text."""
         ...
 
@@ -113,7 +114,7 @@ class FixedText:
     def __init__(self, stream: ExampleStream) -> None:
         self.stream = stream
 
-    def next_batch(self) -> TextBatch:
+    def next_batch(self, seconds_left: float = math.inf) -> TextBatch:
         """Rows of the next examples."""
         return TextBatch([self.row(index) for index in self.stream.take_indices()], "fixed")
 
@@ -161,7 +162,7 @@ class SampledText:
         self.max_new_tokens = max_new_tokens
         self.eos_token_ids = eos_token_ids
 
-    def next_batch(self) -> TextBatch:
+    def next_batch(self, seconds_left: float = math.inf) -> TextBatch:
         """Rows of the next prompts with sampled completions; the prompt carries no loss."""
         rng = named_generator(self.stream.seed, f"{self.origin} text", self.stream.num_drawn)
         seeds = self.stream.my_seeds(self.stream.batch_size, rng)
@@ -231,10 +232,10 @@ class MixedText:
         self.origins = origins
         self.sources: dict[Origin, BatchSource] = {"fixed": fixed, "draft": draft, "target": target}
 
-    def next_batch(self) -> TextBatch:
+    def next_batch(self, seconds_left: float = math.inf) -> TextBatch:
         """The next batch of its source."""
         origin = self.origins.at(self.origins.stream.num_drawn)
-        return self.sources[origin].next_batch()
+        return self.sources[origin].next_batch(seconds_left)
 
 
 class BlendedText:
@@ -249,9 +250,9 @@ class BlendedText:
         self.stream = stream
         self.other = other
 
-    def next_batch(self) -> TextBatch:
+    def next_batch(self, seconds_left: float = math.inf) -> TextBatch:
         number = self.stream.num_drawn // self.stream.batch_size
-        batch = self.main.next_batch()
+        batch = self.main.next_batch(seconds_left)
         self.other.num_drawn = number * self.other.batch_size
         return TextBatch([*batch.rows, *self.other.next_batch().rows], batch.origin)
 
@@ -308,7 +309,7 @@ class ReadText:
                 "them every time"
             )
 
-    def next_batch(self) -> TextBatch:
+    def next_batch(self, seconds_left: float = math.inf) -> TextBatch:
         """Rows of the next examples with their hidden states."""
         chosen = self.text.stream.take_indices()
         for example in chosen:
@@ -381,7 +382,7 @@ class PackedText:
         self._rows: Iterator[list[int]] = iter(())
         self._next = -1  # index of the next row of `_rows`
 
-    def next_batch(self) -> TextBatch:
+    def next_batch(self, seconds_left: float = math.inf) -> TextBatch:
         """This process's share of the next rows."""
         if self._next != self.num_drawn:
             self._rows = self._rows_from(self.num_drawn)

@@ -137,7 +137,7 @@ class TrainingLoop:
         started = time.monotonic()
         self.state.step += 1
         plan = self.plan(self._position(), self.text.stream.num_drawn)
-        batch = self.text.source.next_batch()
+        batch = self.text.source.next_batch(self._seconds_left())
         self._moved = time.monotonic()
         figures = self.stepper.step(batch.rows, self._rate_of_step, plan)
         self.state.num_drawn = self.text.stream.num_drawn

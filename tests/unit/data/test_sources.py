@@ -63,7 +63,7 @@ class Stub:
         self.stream = stream
         self.origin: Origin = origin
 
-    def next_batch(self) -> TextBatch:
+    def next_batch(self, seconds_left: float = 0.0) -> TextBatch:
         self.stream.take_batch()
         return TextBatch([], self.origin)
 
@@ -182,7 +182,7 @@ class KnownText:
     batch_size = 1
     num_drawn = 0
 
-    def next_batch(self) -> TextBatch:
+    def next_batch(self, seconds_left: float = 0.0) -> TextBatch:
         self.num_drawn += 1
         return TextBatch([TokenRow([49 + self.num_drawn, 7, 8], 1)], "fixed")
 
@@ -448,3 +448,15 @@ def test_a_prompt_alone_is_refused_before_anything_is_read():
     stream = ExampleStream([TokenRow([3, 4], 2, prompt_length=2, where="line 7")], 1, seed=0)
     with pytest.raises(PromptError, match="line 7 has a prompt but no completion"):
         ReadText(stream, tiny_model(), limit_gb=1)
+
+
+def test_when_no_round_is_begun_any_more_the_latest_ones_are_used_together(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr("paceline.data.replay._KEPT_ROUNDS", 2)
+    source = rounds(uses=1)
+    written = [texts([source.next_batch() for _ in range(2)]) for _ in range(3)]
+    again = [texts([source.next_batch(1e-6) for _ in range(4)]) for _ in range(2)]
+    for use in again:
+        assert sorted(use) == sorted(written[1] + written[2])
+    assert again[0] != again[1]
