@@ -180,11 +180,6 @@ MEANINGS = {
     "num_key_value_heads": "Key-value heads of a narrower draft; null: the target's.",
     "AnalyzeConfig.bonus": "What bonus tokens follow: the rule, or the target, as in vLLM.",
     "AnalyzeConfig.text": "Model that generates the text; a rule's own text lies between the two.",
-    "BiLDRule.threshold": "Surprisal (nats) above which the target replaces the draft token.",
-    "Lenient.epsilon": "1 is lossless; smaller values accept more draft tokens.",
-    "Lenient.kind": "Shape of the lenience: p/epsilon, p/epsilon^2 or p^epsilon.",
-    "Lossy.alpha": "0 is lossless; larger values accept more draft tokens.",
-    "Lossy.beta": "Divides the target in the residual; tuned: solved at each position.",
     "JSD.beta": "Weight of the target in the mixture, strictly between 0 and 1.",
     "LossVocabulary.frequent": "Score the N most frequent tokens of the text in every step.",
     "LossVocabulary.drawn": "Score N other, randomly drawn tokens per step.",
@@ -197,7 +192,7 @@ MEANINGS = {
     "BigLittle.fallback": "Stop drafting if the draft's highest probability is below this.",
     "BigLittle.rollback": "Roll back to a draft token whose surprisal (nats) exceeds this.",
 }
-"""Descriptions of keys that their class does not describe.
+"""Descriptions of keys that their class does not describe; their defaults are the fields' own.
 
 `Class.key` is for one class; `key` is for all classes without a description of their own.
 """

@@ -118,12 +118,14 @@ class Lenient(_Relaxed):
     one. With epsilon 1 no other token is accepted, even if it is as likely.
     Paper: Zhou et al. 2023, section 4 (lossy) and algorithm A.1; at temperature 0 Leviathan et al.
     2023, appendix on lenience.
+
+    Attributes:
+        kind: Shape of the lenience: p/epsilon, p/epsilon^2 or p^epsilon.
+        epsilon: 1 is lossless; smaller values accept more draft tokens.
     """
 
     kind: Literal["linear", "square", "exponential"] = "linear"
-    """Shape of the lenience: p/epsilon, p/epsilon^2 or p^epsilon."""
     epsilon: float = Field(default=1.0, gt=0, le=1)
-    """1 is lossless; smaller values accept more draft tokens."""
     rule: Literal["lenient"] = "lenient"
     definition = (
         "accept a drafted token with probability min(1, f(p) / q). f is p / epsilon (linear), p /"
@@ -169,12 +171,14 @@ class Lossy(_Relaxed):
     token, too, is the draft's token if the rule accepts it.
     Paper: Narasimhan et al. 2024, sections 2 and E.6, and section 4.4 and figure 5 at temperature
     0. Differs: beta is solved for, not searched for on a grid.
+
+    Attributes:
+        alpha: 0 is lossless; larger values accept more draft tokens.
+        beta: Divides the target in the residual; tuned: solved at each position.
     """
 
     alpha: float = Field(ge=0, lt=1)
-    """0 is lossless; larger values accept more draft tokens."""
     beta: Annotated[float, Field(gt=0, allow_inf_nan=False)] | Literal["tuned"] = 1.0
-    """Divides the target in the residual; tuned: solved at each position."""
     rule: Literal["lossy"] = "lossy"
     definition = (
         "accept with probability min(1, p / ((1 - alpha) q)); beta scales p where a rejected "
@@ -291,10 +295,12 @@ class BiLDRule(BinaryCascade):
 
     p is untempered. At temperature 0 q is one-hot, so D = -log p(argmax q).
     Paper: Narasimhan et al. 2024, sections 5 and E.1, after Kim et al. 2023.
+
+    Attributes:
+        threshold: Surprisal (nats) above which the target replaces the draft token.
     """
 
     threshold: float = Field(ge=0, allow_inf_nan=False)
-    """Surprisal (nats) above which the target replaces the draft token."""
     rule: Literal["bild"] = "bild"
     definition = (
         "defer to the target where the cross entropy of the draft with the target is above a "

@@ -1,7 +1,8 @@
 """The engines by name.
 
-To add one, write its class in a module of its own, and add it here. Other modules name an engine
-only where it alone has something, such as the plugin of vLLM.
+To add one, write its class in a module of its own, and add it here. Its tests are in
+tests/unit/measure/test_served.py, with its answers in tests/support/engines.py. Other modules name
+an engine only where it alone has something, such as the plugin of vLLM.
 """
 
 from __future__ import annotations

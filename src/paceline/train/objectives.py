@@ -284,7 +284,7 @@ class TopKTail(ObjectiveTerm):
     """
 
     kind: Literal["top_k_tail"] = "top_k_tail"
-    divergence: Annotated[
+    divergence: Annotated[  # those of AnyTerm that need two distributions alone
         ForwardKL | ReverseKL | JSD | TVD | NegativeLogAcceptance, Field(discriminator="kind")
     ] = ForwardKL()
     reads_target: ClassVar[bool] = False

@@ -249,4 +249,4 @@ ARCHITECTURES = {
     "phi3": Architecture("phi3", more=_phi3),
     "granite": Architecture("granite", flags=_BIASES, more=_granite),
 }
-"""The families that are read and written, by llama.cpp's name."""
+"""The families that are read, by llama.cpp's name; those with `written` are also written."""
