@@ -1,8 +1,6 @@
 """Contrasts between ways of aligning a draft, from the rows of draws.
 
-A contrast is first - second of one figure, of each draw. Either side is the mean of arms, or the
-arm of them that is best or worst in the other draws: the best of the same draw would lead by its
-noise.
+A contrast is first - second of one figure, of each draw. Either side is the mean of its arms.
 """
 
 from __future__ import annotations
@@ -39,19 +37,6 @@ def by_arm(rows: pd.DataFrame, name: str, label: str = "end") -> pd.DataFrame:
     return table.pivot_table(index="draw", columns="arm", values="value", aggfunc="first")
 
 
-def combined(table: pd.DataFrame, part: dict[str, Any], chosen_by: pd.DataFrame) -> pd.Series:
-    """One side of a contrast, of each draw.
-
-    `best`, `worst`: the arm that is so in the mean of the other draws, by the figure `chosen_by`.
-    """
-    ((how, arms),) = ((key, value) for key, value in part.items() if key != "by")
-    if how == "mean":
-        return table[arms].mean(axis=1)
-    others = (chosen_by[arms].sum() - chosen_by[arms]) / (len(chosen_by) - 1)
-    chosen = {"best": others.idxmax, "worst": others.idxmin}[how](axis=1)
-    return table.stack().loc[list(chosen.items())].droplevel(1)
-
-
 def shuffled(rows: pd.DataFrame, how: dict[str, Any], drawn: np.random.Generator) -> pd.DataFrame:
     """The rows with the names of drafts shuffled in each draw, so that no contrast has an effect.
 
@@ -81,12 +66,9 @@ def statistic(
     """
     rows = rows if drawn is None else shuffled(rows, how, drawn)
 
-    def side(table: pd.DataFrame, part: dict[str, Any]) -> pd.Series:
-        return combined(table, part, by_arm(rows, part["by"]) if "by" in part else table)
-
     def difference(table: pd.DataFrame) -> pd.Series:
-        first = side(table, how["first"])
-        return first - side(table, how["second"]) if "second" in how else first
+        first = table[how["first"]].mean(axis=1)
+        return first - table[how["second"]].mean(axis=1) if "second" in how else first
 
     found = difference(by_arm(rows, how["contrast"]))
     if how.get("less") == "first checkpoint":

@@ -2,7 +2,7 @@
 
     .venv/bin/python -m doit list -f papers/dodo.py -d . --all -s     the parts and their state
     .venv/bin/python -m doit -f papers/dodo.py -d . garden:sums       one, and what it needs
-    GARDEN=2 make papers                         another garden: other texts, targets and draws
+    GARDEN=4 make papers                         another garden: other texts, targets and draws
 
 A part that was stopped goes on when it is run again. A part whose files have the digests of its
 last run is not run.
@@ -21,12 +21,12 @@ from papers.statistics import NAMES, PAPERS
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-GARDEN = int(os.environ.get("GARDEN", "1"))
+GARDEN = int(os.environ.get("GARDEN", "3"))
 ROOT = Path("runs/papers")
 FOLDER = ROOT / f"garden-{GARDEN}"
 DOIT_CONFIG = {"backend": "sqlite3", "dep_file": "runs/papers/doit.db", "verbosity": 2}
 TASKS = ("spelling", "sums")
-NUM_DRAWS = {"distillspec": 8, "faster_cascades": 10, "direct_alignment": 8}
+NUM_DRAWS = {"spelling": 8, "sums": 12, "faster_cascades": 10, "direct_alignment": 8}
 PACELINE = str(Path(sys.executable).parent / "paceline")
 CHAT = ".cache/SmolLM2-135M-Instruct.Q4_1.gguf"
 SHARED = [PAPERS / name for name in ("garden.py", "spelling.py", "tuning.py")]
@@ -108,8 +108,8 @@ def parts_of_papers() -> dict[str, list[tuple[Path, str, list[Path]]]]:
                 f"--task {task} --draw {draw}",
                 [target_of(task), FOLDER / task / "rates.json"],
             )
-            for draw in draws["distillspec"]
             for task in TASKS
+            for draw in draws[task]
         ],
         "faster_cascades": [
             (FOLDER / "cascades" / rows.format(draw), f"--draw {draw}", [target_of("sums")])
@@ -130,9 +130,11 @@ def task_rows() -> Iterator[dict[str, Any]]:
     """The rows of a paper beside its README."""
     for name, parts in parts_of_papers().items():
         files = [makes for makes, _, _ in parts]
+        tasks = TASKS if name == "distillspec" else ()
+        qualities = [FOLDER / task / "quality.json" for task in tasks]
         yield {
             "name": name,
-            "actions": [(gather, [name, GARDEN, files])],
+            "actions": [(gather, [name, GARDEN, files, qualities])],
             "file_dep": files,
             "targets": [PAPERS / name / "rows" / f"garden-{GARDEN}.csv"],
         }

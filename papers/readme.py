@@ -71,7 +71,7 @@ def verdicts(name: str, rows: pd.DataFrame) -> pd.DataFrame:
             found = found_of(name, claim, own)
             each = intervals_of(found)
             line[f"garden {garden}"] = "; ".join(map(_shown, found, each))
-            line[f"n, power {garden}"] = _power(claim, each)
+            line[f"n, planned power {garden}"] = _power(claim, each)
             line[f"verdict {garden}"] = _said(claim, own, each)
         lines.append(line)
     return pd.DataFrame(lines)
@@ -119,7 +119,7 @@ def compared(table: pd.DataFrame) -> str:
     flipped = said.eq("holds").any(axis=1) & said.isin(_NOT).any(axis=1)
     flips, others = (", ".join(table[""][one]) or "none" for one in (flipped, differ & ~flipped))
     return (
-        f"Claims that hold in one garden and not in another: {flips}. "
+        f"Claims that hold in one garden and are refused in another: {flips}. "
         f"Verdicts that differ otherwise, such as undecided in one: {others}."
     )
 

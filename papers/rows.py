@@ -7,6 +7,7 @@ processor with its level.
 
 from __future__ import annotations
 
+import json
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -30,12 +31,13 @@ SUMS = (
 def lines_of(rows: Iterable[Row], **labels: Any) -> list[dict[str, Any]]:
     """A line per row: labels, the row's settings, its number of examples, and its sums.
 
-    The name of a draft is `ARM RATE`.
+    The name of a draft is `ARM RATE`, or `start of ARM RATE` of the one that this run begins with.
     """
     return [
         labels
         | {key: row.setting[key] for key in SETTINGS if key in row.setting}
-        | {"draft": _arm(str(row.setting.get("draft", ""))), "n": len(row.units)}
+        | _arm(str(row.setting.get("draft", "")))
+        | {"n": len(row.units)}
         | {key: _total(row.sums[key]) for key in SUMS if key in row.sums}
         | {"seconds": row.totals.get("elapsed_s"), "commit": (row.source.commit or "")[:12]}
         | {"machine": row.source.machine}
@@ -43,9 +45,9 @@ def lines_of(rows: Iterable[Row], **labels: Any) -> list[dict[str, Any]]:
     ]
 
 
-def _arm(draft: str) -> str:
-    """`own` of `own 0.003`, and of `start of own 0.003`, the draft that this run begins with."""
-    return draft.removeprefix("start of ").split(" ")[0]
+def _arm(draft: str) -> dict[str, str]:
+    arm, _, rate = draft.removeprefix("start of ").partition(" ")
+    return {"draft": arm, "rate": rate}
 
 
 def _total(values: Sequence[float | None]) -> float:
@@ -59,11 +61,23 @@ def write(path: Path, lines: Sequence[dict[str, Any]]) -> None:
     part.replace(path)
 
 
-def gather(name: str, garden: int, parts: Sequence[Path]) -> None:
-    """Write the rows of all draws of a garden beside the paper's README."""
+def gather(name: str, garden: int, parts: Sequence[Path], qualities: Sequence[Path] = ()) -> None:
+    """Write the rows of all draws of a garden beside the paper's README, and its quality.
+
+    `qualities`: `quality.json` in the directory of each task.
+    """
     path = PAPERS / name / "rows" / f"garden-{garden}.csv"
     path.parent.mkdir(exist_ok=True)
     pd.concat(map(pd.read_csv, parts), ignore_index=True).to_csv(path, index=False)
+    if qualities:
+        found = {one.parent.name: json.loads(one.read_text("utf-8")) for one in qualities}
+        path.with_suffix(".json").write_text(json.dumps(found, indent=2) + "\n", "utf-8")
+
+
+def read_quality() -> dict[int, dict[str, dict[str, float]]]:
+    """Accuracies of the targets by garden and task; see `garden.quality`."""
+    files = (PAPERS / "distillspec" / "rows").glob("garden-*.json")
+    return {int(one.stem[7:]): json.loads(one.read_text("utf-8")) for one in files}
 
 
 def read(name: str) -> pd.DataFrame:

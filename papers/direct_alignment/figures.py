@@ -13,14 +13,14 @@ from papers.statistics import interval, percent
 if TYPE_CHECKING:
     import numpy as np
 
-NAMES = {"documentation": "held_out", "code": "code"}
+NAMES = {"documentation": "held_out"}
 TASKS = tuple(NAMES)
 
 
 def at(rows: pd.DataFrame, task: str, gamma: int) -> pd.DataFrame:
     """The rows of one task and setting, without the draft before pretraining."""
     chosen = (rows["task"] == NAMES[task]) & (rows["gamma"] == gamma)
-    cut = (rows["label"] == "start") & (rows["draft"] == "not_pretrained")
+    cut = (rows["label"] == "start") & rows["draft"].isin(["not_pretrained", "longer"])
     return rows[chosen & ~cut]
 
 
@@ -38,10 +38,12 @@ def tables(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
         for task in TASKS:
             for gamma in (3, 5):
                 log_tau = by_arm(at(own, task, gamma), "log_tau")
+                rates = own.groupby("draft")["rate"].first()
                 for arm in log_tau.columns:
                     gain = interval(list(log_tau[arm] - log_tau["none"]), 0.05)
                     lines.append(
                         {"garden": garden, "task": task, "gamma": gamma}
-                        | {"draft": arm, "n": gain.num_draws, "gain in tau": percent(gain)}
+                        | {"draft": arm, "rate": rates.get(arm, "-"), "n": gain.num_draws}
+                        | {"gain in tau": percent(gain)}
                     )
     return {"tau": pd.DataFrame(lines)}

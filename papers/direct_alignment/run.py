@@ -34,17 +34,17 @@ PRETRAINING_STEPS, ALIGNMENT_STEPS = 48, 16
 ARMS: dict[str, dict[str, Any]] = {
     "kld": {"objective": "forward_kl"},
     "tvd": {"objective": "tvd"},
-    # over the whole vocabulary, as printed
+    # over the whole vocabulary, all tokens weighed alike
     "tvd_plus_plus": {
         "objective": {"kind": "tvd_plus_plus", "estimator": "uniform"},
         "loss_vocabulary": None,
     },
-    "both": {"objective": "forward_kl"},
     "not_pretrained": {"objective": "forward_kl"},
+    "longer": {"objective": "forward_kl"},  # not pretrained, in the steps of both parts
 }
-TUNED = ("kld", "tvd", "tvd_plus_plus", "not_pretrained")  # `both` has the rate of `kld`
+TUNED = ("kld", "tvd", "tvd_plus_plus", "not_pretrained", "longer")
 RATES = (5.0e-4, 1.5e-3)
-LOW_RATES = (5.0e-5, 1.5e-4)  # of TVD++, whose gradients are larger
+LOW_RATES = (1.5e-5, 5.0e-5)  # of TVD++: in earlier gardens 5e-5 was better than 1.5e-4
 TUNING_DRAWS = (100, 101)
 OPTIMIZER: dict[str, Any] = {"kind": "adamw", "betas": [0.9, 0.95], "warmup_fraction": 0.05}
 OPTIMIZER |= {"schedule": {"kind": "linear"}}
@@ -54,21 +54,27 @@ class Draw:
     """One draw: its texts, the target's answers, the pretrained draft, runs of alignment."""
 
     def __init__(self, garden: int, number: int) -> None:
+        self.number = number
         self.folder = folder_of(garden) / "direct" / f"draw-{number}"
         self.seed = 3000 * garden + number
 
     def text(self, name: str, count: int) -> str:
-        """Documents of a file of `paceline corpus`, drawn for this draw."""
+        """Documents of a file of `paceline corpus`, drawn for this draw.
+
+        Test prompts of tuning and of other draws are of two halves of the file.
+        """
         path = self.folder / f"{name}.jsonl"
         if not path.exists():
             lines = (TEXT / path.name).read_text("utf-8").splitlines(keepends=True)
+            if name == "held_out":
+                lines = lines[self.number in TUNING_DRAWS :: 2]
             drawn = random.Random(f"{name} {self.seed}").sample(lines, min(count, len(lines)))
             path.parent.mkdir(parents=True, exist_ok=True)
             atomic_write_text(path, "".join(drawn))
         return str(path)
 
     def prepare(self) -> None:
-        """Pretrain the draft, and let the target answer the prompts of both kinds."""
+        """Pretrain the draft, and let the target answer prompts."""
         settings = {
             "model": str(START),
             "output": str(self.folder / "pretrain"),
@@ -82,36 +88,34 @@ class Draw:
             "seed": self.seed,
         }
         pretrain(validate(PretrainConfig, settings), resume=True)
-        for name, count in (("beginnings", 64), ("code_train", 32)):
-            settings = {
-                "target": TARGET,
-                "output": str(self.folder / "answers" / name),
-                "prompts": self.text(name, count),
-                "num_per_prompt": 1,
-                "temperatures": [0.0, 0.3, 0.7, 1.0],
-                "top_p": 0.95,
-                "max_prompt_tokens": 32,
-                "max_new_tokens": 64,
-                "seed": self.seed,
-            }
-            generate_data(validate(GenerateDataConfig, settings), resume=True)
+        settings = {
+            "target": TARGET,
+            "output": str(self.folder / "answers"),
+            "prompts": self.text("beginnings", 64),
+            "num_per_prompt": 1,
+            "temperatures": [0.0, 0.3, 0.7, 1.0],
+            "top_p": 0.95,
+            "max_prompt_tokens": 32,
+            "max_new_tokens": 64,
+            "seed": self.seed,
+        }
+        generate_data(validate(GenerateDataConfig, settings), resume=True)
 
     def align(self, arm: str, rate: float) -> str:
-        """Align in one way; `not_pretrained` has the steps of pretraining, too."""
-        output, alone = self.folder / f"{arm} {rate:g}", arm == "not_pretrained"
-        answers = self.folder / "answers" / ("*" if arm == "both" else "beginnings") / "data"
+        """Align in one way; `longer` has the steps of pretraining, too."""
+        output, alone = self.folder / f"{arm} {rate:g}", arm in ("not_pretrained", "longer")
         settings: dict[str, Any] = {
             "target": TARGET,
             "draft": str(START if alone else self.folder / "pretrain" / "model"),
             "data": {
-                "train": str(answers),
+                "train": str(self.folder / "answers" / "data"),
                 "pretraining": self.text("pretraining", 4_000),
                 "pretraining_fraction": 0.1,
                 "keep_states_gb": 1.0,
             },
             "loss_vocabulary": {"frequent": 6144, "drawn": 1024},
             "output": str(output),
-            "num_steps": ALIGNMENT_STEPS + (PRETRAINING_STEPS if alone else 0),
+            "num_steps": ALIGNMENT_STEPS + (PRETRAINING_STEPS if arm == "longer" else 0),
             "batch_size": 8,
             "chunk_tokens": 1024,
             "max_prompt_tokens": 32,
@@ -162,8 +166,8 @@ def run(garden: int, number: int) -> Path:
     rates = json.loads(text)["rates"]
     draw = Draw(garden, number)
     draw.prepare()
-    runs = [draw.align(arm, rates.get(arm, rates["kld"])) for arm in ARMS]
-    rows = draw.measure(runs, {"held_out": 64, "code": 48})
+    runs = [draw.align(arm, rates[arm]) for arm in ARMS]
+    rows = draw.measure(runs, {"held_out": 96})
     path = draw.folder / "rows.csv"
     write(path, lines_of(rows, garden=garden, draw=number))
     return path

@@ -10,6 +10,7 @@ import pandas as pd
 from papers.charts import line_chart, means
 from papers.contrasts import by_arm, figure, step_of
 from papers.contrasts import statistic as contrast
+from papers.rows import read_quality
 from papers.statistics import interval, percent
 
 if TYPE_CHECKING:
@@ -32,12 +33,26 @@ def statistic(
     rows: pd.DataFrame, how: dict[str, Any], task: str, drawn: np.random.Generator | None = None
 ) -> pd.Series:
     """A claim's number of each draw; with `drawn`, the names of drafts are shuffled."""
-    return contrast(at(rows, task), how, drawn)
+    return contrast(at(rows, task, how.get("temperature", 1.0)), how, drawn)
 
 
 def tables(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Table C.1, Figures 2 and 4: log tau above the unaligned draft."""
-    return {"table_c1": table_c1(rows), "recipes": recipes(rows)}
+    """Targets, then Table C.1, Figures 2 and 4: log tau above the unaligned draft."""
+    return {"targets": targets(), "table_c1": table_c1(rows), "recipes": recipes(rows)}
+
+
+def targets() -> pd.DataFrame:
+    """Accuracy of each garden's targets, and the best of answers that need no model."""
+    trivial = ("constant", "source", "random")
+    return pd.DataFrame(
+        [
+            {"garden": garden, "task": task, "accuracy": f"{found['target']:.3f}"}
+            | {"without a model": f"{max(found[name] for name in trivial):.3f}"}
+            | {"other sums": f"{found['six_terms']:.3f}" if "six_terms" in found else "-"}
+            for garden, tasks in sorted(read_quality().items())
+            for task, found in sorted(tasks.items())
+        ]
+    )
 
 
 def table_c1(rows: pd.DataFrame) -> pd.DataFrame:
@@ -66,11 +81,12 @@ def recipes(rows: pd.DataFrame) -> pd.DataFrame:
         log_tau, entropy, accuracy = (
             by_arm(own, name) for name in ("log_tau", "cross_entropy", "accuracy")
         )
+        rates = own.groupby("draft")["rate"].first()
         for arm in log_tau.columns:
             gain = interval(list(log_tau[arm] - log_tau["none"]), ERROR)
             lines.append(
                 {"garden": garden, "task": task, "recipe": arm, "n": gain.num_draws}
-                | {"gain in tau": percent(gain)}
+                | {"rate": rates.get(arm, "-"), "gain in tau": percent(gain)}
                 | {"cross-entropy": f"{entropy[arm].mean():.3f}"}
                 | {"accuracy": f"{accuracy[arm].mean():.2f}"}
             )

@@ -31,7 +31,6 @@ COOL = {"sampling": {"temperature": 0.3}}
 ARMS: dict[str, dict[str, Any]] = {
     # one divergence, five kinds of text
     "fixed": JSD | FIXED,
-    "fixed_once": JSD | FIXED,  # no pair twice
     "half": JSD | OWN | {"fixed_fraction": 0.5},
     "own": JSD | OWN,
     "mixed": JSD | OWN | {"draft_fraction": 0.5},
@@ -79,20 +78,17 @@ class Draw:
         size = 32 * study.draft_steps
         text = write_text(study, self.folder / "start.jsonl", "train", size, self.seed)
         write_text(study, self.folder / "pairs.jsonl", "train", NUM_PAIRS, self.seed + 500)
-        many = NUM_STEPS * BATCH
-        write_text(study, self.folder / "many.jsonl", "train", many, self.seed + 500)
         more = {"tokenizer": self.target, "seed": self.seed}
         train(study, study.draft, text, start, study.draft_steps, **more)
 
     def align(self, arm: str, rate: float) -> str:
         """Align the draft in one way. -> the run's directory."""
         output = self.folder / f"{arm} {rate:g}"
-        text = self.folder / ("many.jsonl" if arm == "fixed_once" else "pairs.jsonl")
         every = NUM_STEPS // 4 if arm in FOLLOWED else NUM_STEPS
         settings = {
             "target": self.target,
             "draft": str(self.folder / "start" / "model"),
-            "data": {"train": str(text)},
+            "data": {"train": str(self.folder / "pairs.jsonl")},
             "output": str(output),
             "num_steps": NUM_STEPS,
             "batch_size": BATCH,

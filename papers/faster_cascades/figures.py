@@ -6,7 +6,6 @@ import itertools
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import pandas as pd
 
 from papers.charts import line_chart, means
@@ -16,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     import altair as alt
+    import numpy as np
 
 
 TASKS = ("sums",)
@@ -74,13 +74,10 @@ def accuracy_at(settings: Sequence[Point], calls: float) -> float:
     return max([*few, *mixed], default=math.nan)
 
 
-def best_accuracy(draws: dict[int, pd.DataFrame], families: Sequence[str]) -> dict[int, float]:
-    """Of each draw, the accuracy of the setting that is best in the others."""
-    table = np.array(
-        [[point.accuracy for point in points(rows, families)] for rows in draws.values()]
-    )
-    others = table.sum(0) - table
-    return dict(zip(draws, table[np.arange(len(table)), others.argmax(1)], strict=True))
+def accuracy_of(rows: pd.DataFrame, family: str, alpha: float) -> float:
+    """The accuracy of a family's setting with this alpha in one draw; the target has none."""
+    row = rows[(rows["family"] == family) & (rows["alpha"].isna() | (rows["alpha"] == alpha))]
+    return float((row["score"] / row["n"]).iloc[0])
 
 
 def shuffled(rows: pd.DataFrame, drawn: np.random.Generator) -> pd.DataFrame:
@@ -105,8 +102,11 @@ def statistic(
     if "accuracy" in how:
         if drawn is not None:
             draws = {draw: shuffled(own, drawn) for draw, own in draws.items()}
-        first, second = (best_accuracy(draws, how[side]) for side in ("first", "second"))
-        values = {draw: first[draw] - second[draw] for draw in draws}
+        values = {
+            draw: accuracy_of(own, how["first"][0], how["accuracy"])
+            - accuracy_of(own, how["second"][0], how["accuracy"])
+            for draw, own in draws.items()
+        }
     else:
         sides = itertools.repeat(1.0) if drawn is None else drawn.choice([-1.0, 1.0], len(draws))
         values = {
@@ -139,9 +139,13 @@ def charts(rows: pd.DataFrame) -> dict[str, alt.FacetChart]:
 
 
 def averages(rows: pd.DataFrame) -> pd.DataFrame:
-    """Calls / tokens and accuracy of every setting, means over draws with 95% intervals."""
-    table = rows.assign(calls=rows["calls"] / rows["emitted"], accuracy=rows["score"] / rows["n"])
-    return means(table, ["garden", "family", "alpha"], ["calls", "accuracy"])
+    """Calls / tokens, accuracy and rejected / examined, means over draws with 95% intervals."""
+    table = rows.assign(
+        calls=rows["calls"] / rows["emitted"],
+        accuracy=rows["score"] / rows["n"],
+        rejections=rows["rejected"] / rows["examined"],
+    )
+    return means(table, ["garden", "family", "alpha"], ["calls", "accuracy", "rejections"])
 
 
 def table_2(rows: pd.DataFrame) -> pd.DataFrame:
@@ -169,9 +173,9 @@ def table_2(rows: pd.DataFrame) -> pd.DataFrame:
 def settings(rows: pd.DataFrame) -> pd.DataFrame:
     """The averages as text."""
     table = averages(rows)
-    for value in ("calls", "accuracy"):
+    for value in ("calls", "accuracy", "rejections"):
         half = table[value] - table[f"{value} low"]
         table[value] = [
             f"{one:.3f} ±{error:.3f}" for one, error in zip(table[value], half, strict=True)
         ]
-    return table[["garden", "family", "alpha", "calls", "accuracy"]]
+    return table[["garden", "family", "alpha", "calls", "accuracy", "rejections"]]
