@@ -12,6 +12,7 @@ level 0.05 / number of claims, two-sided, so that the probability of any wrong s
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 from dataclasses import dataclass
@@ -72,8 +73,13 @@ class Interval:
 
 def read_claims(name: str) -> list[Claim]:
     """The claims of one paper; the key `statistic` has one or a list."""
+    return _claims((PAPERS / name / "claims.yaml").read_text("utf-8"))
+
+
+@functools.cache
+def _claims(text: str) -> list[Claim]:
     claims: list[Claim] = []
-    for one in yaml.safe_load((PAPERS / name / "claims.yaml").read_text("utf-8")):
+    for one in yaml.safe_load(text):
         found = one.pop("statistic")
         claims.append(Claim(**one, statistics=tuple(found if isinstance(found, list) else [found])))
     return claims

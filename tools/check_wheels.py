@@ -95,7 +95,7 @@ def check(user: User) -> None:
     user.run("paceline", "draft", "--target", "model", "--layers", "0,1", "--out", "draft")
     pair = ("--target", "model", "--draft", "draft")
     user.run("paceline", "verify", *pair, "--prompts", "prompts.txt", *SHORT)
-    data = ("--set", "data.train=prompts.txt", "--set", "data.held_out=prompts.txt")
+    data = ("--data", "prompts.txt", "--set", "data.held_out=prompts.txt")
     user.run(
         "paceline", "align", *pair, "--config", "configs/smoke/align.yaml", "--output", "run", *data
     )

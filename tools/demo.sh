@@ -15,7 +15,7 @@ measured() {  # when temperature draft prompts timed
     step "Measure the draft $1 alignment (temperature $2, held-out prompts)"
     # exit code 1 is NO-GO, 3 undecided
     paceline measure --target "$target" --draft "$3" --prompts "$out/data/prompts.jsonl" \
-        --set max_prompt_tokens=32 --set max_new_tokens=64 --set batch_size=32 --temperature "$2" \
+        --raw --set max_prompt_tokens=32 --set max_new_tokens=64 --set batch_size=32 --temperature "$2" \
         --num-prompts "$4" --timed-prompts "$5" --draft-weights "$weights" --json >"$file.part" ||
         test -s "$file.part"
     mv "$file.part" "$file"
@@ -35,16 +35,16 @@ for t in 1 0; do measured before $t "$out/draft-before" 32 8; done
 step "Align the draft with the target (six minutes)"
 resume=
 test -e "$out/align/manifest.json" && resume=--resume
-paceline align --config configs/align/demo.yaml --target "$target" --draft "$out/draft-before" \
-    --output "$out/align" --set "data.train=$out/data/beginnings.jsonl" $resume
+paceline align --config configs/align/quick.yaml --target "$target" --draft "$out/draft-before" \
+    --output "$out/align" --data "$out/data/beginnings.jsonl" --raw --max-prompt-tokens 32 $resume
 for t in 1 0; do measured after $t "$aligned" 64 64; done
 step "Verify that speculative decoding is lossless (float32)"
 lossless=0
 paceline verify --target "$target" --draft "$aligned" --prompts "$out/data/prompts.jsonl" \
-    --set max_prompt_tokens=32 --max-new-tokens 64 --draft-weights "$weights" --self-test ||
+    --raw --set max_prompt_tokens=32 --max-new-tokens 64 --draft-weights "$weights" --self-test ||
     lossless=$?
 step "Decode a text, coloured by the source of each token"
-paceline decode --target "$target" --draft "$aligned" --draft-weights "$weights" --gamma 2 \
+paceline decode --target "$target" --draft "$aligned" --draft-weights "$weights" --gamma 2 --raw \
     --temperature 0 --max-new-tokens 64 --show --prompt "Return a list of the names in"
 step "Before and after"
 verdict=0

@@ -92,6 +92,7 @@ class Draw:
             "target": TARGET,
             "output": str(self.folder / "answers"),
             "prompts": self.text("beginnings", 64),
+            "chat": False,
             "num_per_prompt": 1,
             "temperatures": [0.0, 0.3, 0.7, 1.0],
             "top_p": 0.95,

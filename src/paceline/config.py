@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from paceline.errors import ConfigError
 from paceline.permissions import Origin, check_consent
-from paceline.places import shipped
+from paceline.places import neighbour, shipped
 from paceline.strict_models import HomePath as HomePath
 from paceline.strict_models import Result as Result
 from paceline.strict_models import StrictModel as StrictModel
@@ -33,13 +33,14 @@ _SHOWN = 200  # characters of a key or a problem
 class Options:
     """Option names of a field on the command line, as metadata of its annotation.
 
-    Every field that one text can express is an option without this; see `cli.options`.
+    Every field that one text can express is an option without this; see `cli.options`. The short
+    help has required fields, and those with this.
 
     Attributes:
         keys: Keys below the field by option name; an empty key is the field itself.
             `Options("temperature")` on a section makes its key `temperature` the option
-            --temperature; `Options(gamma="")` gives the field the second name --gamma. A last
-            underscore is left out.
+            --temperature; `Options(gamma="")` gives the field the second name --gamma. That of a
+            field that is true or false means false. A last underscore is left out.
         positional: The field is an argument without a name.
         several: The option may be given several times; the key then has the list of its values.
     """
@@ -142,7 +143,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         text = shipped(path).read_text("utf-8")
     except FileNotFoundError:
-        raise ConfigError(f"no configuration file at {path}; check the path") from None
+        known = f"check the path{neighbour(path)}"
+        raise ConfigError(f"no configuration file at {path}; {known}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the configuration {path}: {error}") from None
     loaded = parse_yaml(text, str(path))

@@ -36,6 +36,13 @@ def begin(manifest: Mapping[str, Any] | None = None) -> Iterator[None]:
         began.reset(token)
 
 
+def how_to_install(extra: str) -> str:
+    """The command that installs the libraries of an extra, in a clone and beside a wheel."""
+    wanted = importlib.metadata.requires("paceline") or []
+    names = [one.split(";")[0].strip() for one in wanted if one.endswith(f'extra == "{extra}"')]
+    return f"pip install {' '.join(map(repr, names))}"
+
+
 def environment() -> dict[str, Any]:
     """Versions, hardware, git state, and of a run `began`; `gpu` if this process has used one."""
     packages = ("torch", "transformers", "accelerate", "datasets", "safetensors")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import os
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -44,3 +46,10 @@ def copy_files(files: Iterable[Path], out: Path) -> None:
         elif path.name == TEMPLATES:
             (out / path.name).mkdir(exist_ok=True)
             copy_files(path.iterdir(), out / path.name)
+
+
+def neighbour(path: Path) -> str:
+    """Of a path at which nothing is, ` (did you mean OTHER?)`; empty if there is none like it."""
+    names = os.listdir(path.parent) if path.parent.is_dir() else []  # noqa: PTH208 - names alone
+    close = difflib.get_close_matches(path.name, names, n=1, cutoff=0.8)
+    return f" (did you mean {path.parent / close[0]}?)" if close else ""

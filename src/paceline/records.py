@@ -22,6 +22,7 @@ from filelock import FileLock, Timeout
 from paceline.config import read_json_mapping
 from paceline.environment import begin, environment
 from paceline.errors import ConfigError, PacelineError, PromptError, StorageError, UsageError
+from paceline.places import neighbour
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
@@ -206,7 +207,7 @@ def read_lines(path: Path) -> Iterator[tuple[str, str]]:
         PromptError: they are not UTF-8, or the file cannot be read.
     """
     if not path.exists():
-        raise PromptError(f"no file at {path}; check the path")
+        raise PromptError(f"no file at {path}; check the path{neighbour(path)}")
     try:
         opened = gzip.open if path.suffix.lower() == ".gz" else open
         with opened(path, "rb") as stream:

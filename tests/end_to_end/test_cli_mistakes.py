@@ -75,7 +75,7 @@ MISTAKES = [
     ("decode --target t --draft nan --prompt 'the cat'", f"nan ... {NAN}"),
     *(
         (
-            f"{command} --target t --draft nan --prompts p.jsonl --set max_new_tokens=4",
+            f"{command} --target t --draft nan --prompts p.jsonl",
             f"nan ... {NAN}",
         )
         for command in ("measure", "verify", "analyze")
@@ -83,7 +83,7 @@ MISTAKES = [
     ("measure --target '' --draft d --prompts p.jsonl", "--target is empty"),
     ("decode --target '' --prompt x", "got '' as a model"),
     (f"measure --engine vllm --url ftp://x {GIVEN}", "'ftp://x' is not the"),
-    ("decode --target t --prompt x --chat", "has no chat template; leave --chat out"),
+    ("decode --target t --prompt x --chat", "has no chat template; give --raw, or neither"),
     # texts
     (f"measure {PAIR} --prompts nowhere.txt", "nowhere.txt"),
     (f"measure {PAIR} --prompts blank.txt", "no text"),
@@ -180,7 +180,7 @@ MISTAKES = [
     ),
     # runs, results and files
     ("align --resume --output out", "holds no run; name the directory of the stopped run"),
-    ("pretrain --resume --train p.jsonl --output out --set num_steps=1", "holds no run"),
+    ("pretrain --resume --data p.jsonl --output out --set num_steps=1", "holds no run"),
     ("generate-data --resume --target t --prompts p.jsonl --output out", "holds no run"),
     ("export run --target t --to vllm --out out", "run is the directory of a run; name"),
     *(

@@ -64,7 +64,7 @@ def test_a_new_t5_has_a_head_of_its_own_and_reads_ends_of_texts(pair: Path):
 
 
 def test_measure_times_passes_of_an_encoder_decoder(run, pair: Path):
-    given = (*models(pair), "--prompts", pair / "prompts.jsonl", *SHORT)
+    given = (*models(pair), "--prompts", pair / "prompts.jsonl", *SHORT, "--table")
     code, out, _ = run("measure", *given, *sets(gammas="[1,2]", pass_repeats=2, timed_prompts=2))
     assert code == 3
     assert re.search(r"one pass +target .* ms, draft .* ms", out)
@@ -168,7 +168,7 @@ def test_a_tuned_setting_decodes(run, pair: Path, tmp_path: Path):
     task = f"{{task: translation, corpus: {pair / 'pairs.jsonl'}, separator: ''}}"
     out = succeeded(
         run,
-        *("tune", *models(pair), "--output", tmp_path / "tune"),
+        *("tune", *models(pair), "--output", tmp_path / "tune", "--table"),
         *sets(task=task, quality_floor=0.5, num_examples=8, num_confirmed=8, num_timed=2),
         *sets(max_new_tokens=12, num_candidates=2, num_speculative_tokens="[1]"),
         *sets(**{"sampling.temperature": 0}),

@@ -1,6 +1,7 @@
 """`paceline inspect` shows what a user has to know of a model, and fails where a check fails."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,10 @@ def test_the_trained_part_of_a_chat_is_marked(run: Run, tmp_path: Path):
     assert example["trained"] == "the<eos>"
     out = succeeded(run, "inspect", model, "--chat", tmp_path / "chat.jsonl")
     assert "<bos>assistant\n[[the<eos>]]" in out
+    short = succeeded(run, "inspect", model)
+    assert re.search(r"exports +transformers, vllm, sglang, llamacpp\n", short)
+    assert "as the model gets it:\n<bos>user\nWhat is 2+2?<eos>\n<bos>assistant\n" in short
+    assert "[[" not in short
 
 
 def test_a_model_that_cannot_roll_back_says_so(run: Run, tmp_path: Path):

@@ -129,11 +129,11 @@ def test_outside_a_clone_the_wheel_finds_configurations_and_makes_reports(
     wheel: Path, tmp_path: Path
 ):
     trajectory_run(tmp_path / "taus")
-    commands = ["validate align configs/align/demo.yaml", "report taus"]
+    commands = ["validate align configs/align/quick.yaml", "report taus"]
     done = with_wheel(wheel, tmp_path, sys.executable, "-c", COMMANDS, *commands)
     assert done.returncode == 0, done.stderr
     shown, said = json.loads(done.stdout)
-    known = yaml.safe_load((ROOT / "configs/align/demo.yaml").read_text("utf-8"))
+    known = yaml.safe_load((ROOT / "configs/align/quick.yaml").read_text("utf-8"))
     read = yaml.safe_load(shown)
     for key in ("target_rounds", "loss_vocabulary", "max_seconds"):
         assert read[key] == known[key]

@@ -48,6 +48,7 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("TUNING_DRAWS", (100,)),
     ):
         monkeypatch.setattr(distillspec, name, value)
+    monkeypatch.setattr(readme, "_SHUFFLES", 2)
     monkeypatch.setattr(cascades, "NUM_EXAMPLES", 6)
     monkeypatch.setattr(cascades, "DRAFT_STEPS", 2)
     return copy

@@ -59,8 +59,9 @@ class TuneConfig(WithCosts, ModelsConfig):
         max_latency: Maximum seconds per token, relative to the target's.
         output: Run directory; resumes if it exists. Its `decoding.yaml` is for `decode --config`.
         sampling: Sampling parameters.
-        rules: Candidate rules; lists of parameters are expanded. With `costs`, the default is
-            lossless decoding alone, since engines have no other rule.
+        rules: Candidate rules, such as [lossless, {rule: lossy, alpha: [0.2, 0.4]}]: lenient has
+            kind and epsilon, lossy alpha and beta, bild threshold, all others alpha. With `costs`,
+            the default is lossless decoding alone, since engines have no other rule.
         num_speculative_tokens: Candidate block lengths (gamma).
         served_by: Decode the candidates as this serves them. vLLM takes first and bonus tokens from
             the target and drafts without top-k and top-p; cascades have no effect there at
@@ -75,17 +76,17 @@ class TuneConfig(WithCosts, ModelsConfig):
 
     task: TaskChoice
     output: HomePath
-    quality_floor: float | None = Field(default=None, gt=0)
-    max_latency: float | None = Field(default=None, gt=0)
+    quality_floor: Annotated[float | None, Options()] = Field(default=None, gt=0)
+    max_latency: Annotated[float | None, Options()] = Field(default=None, gt=0)
     sampling: Annotated[SamplingParams, Options("temperature")] = SamplingParams()
-    rules: tuple[RuleChoice, ...] = Field(default=DEFAULT_RULES, min_length=1)
+    rules: Annotated[tuple[RuleChoice, ...], Options()] = Field(default=DEFAULT_RULES, min_length=1)
     num_speculative_tokens: tuple[Annotated[int, Field(ge=1)], ...] = Field(
         default=(1, 2, 3, 4, 6), min_length=1
     )
     served_by: Annotated[RuleServer, Options(for_="")] = "paceline"
     num_candidates: int = Field(default=8, ge=1)
-    num_examples: int = Field(default=64, ge=2)
-    num_confirmed: int = Field(default=128, ge=LEAST_UNITS)
+    num_examples: Annotated[int, Options()] = Field(default=64, ge=2)
+    num_confirmed: Annotated[int, Options()] = Field(default=128, ge=LEAST_UNITS)
     num_timed: int | None = Field(default=None, ge=1)
     confidence: float = Field(default=0.8, gt=0.5, lt=1)
 
@@ -119,7 +120,8 @@ class TuneConfig(WithCosts, ModelsConfig):
         checks.device(self.device)
         self.check_costs(checks, self.block_lengths)
         count = self.num_examples + self.num_confirmed
-        check_task(checks, "task", self.task, count, self.seed)
+        counted = f"--num-examples {self.num_examples} + --num-confirmed {self.num_confirmed}"
+        check_task(checks, "task", self.task, count, self.seed, counted)
         checks.pair(self.target, self.draft)
         checks.output(self.output)
 

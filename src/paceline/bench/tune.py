@@ -14,6 +14,7 @@ target even if its random answers above temperature 0 score lower. Steps 1 to 3 
 
 from __future__ import annotations
 
+import logging
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -30,9 +31,10 @@ from paceline.config import Result, StrictModel, to_yaml
 from paceline.core.rule_base import with_bonus
 from paceline.core.rules import Lossless
 from paceline.data.input_checks import checked
+from paceline.decode import AutoregressiveDecoder
 from paceline.decode.strategies import Autoregressive, DecodingConfig, Speculative
 from paceline.engines.kinds import KINDS
-from paceline.errors import NotReachedError, UsageError
+from paceline.errors import NotReachedError, PacelineError, UsageError
 from paceline.measure.acceptance import PairTexts
 from paceline.measure.analysis import analyze_rules
 from paceline.measure.engine_costs import load_models_of, read_costs
@@ -48,12 +50,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from paceline.bench.workbench import Examples
+    from paceline.core.sampling import SamplingParams
     from paceline.measure.engine_costs import EngineCosts
     from paceline.measure.pair import Pair
     from paceline.results.row import Row
 
 __all__ = ["TuneConfig", "Tuned", "tune"]
 
+_log = logging.getLogger(__name__)
 _PASSES = 15
 _FILE = "decoding.yaml"
 _STEPS: tuple[Step, Step] = ("choosing", "confirming")
@@ -122,6 +126,8 @@ def _tune(
     pair = cache(lambda: load_models_of(config, costs))
     choosing, confirming = (_Measured(config, costs, name, pair, progress) for name in _STEPS)
     _ = choosing.work, confirming.work  # raises if a prompt is too long
+    _show_first(choosing.work, config.sampling)
+    choosing.measure([])  # raises if the target scores 0
     candidates = propose(choosing)
     run.write_manifest(config)  # only after models and task were loaded
     for stale in (run.path / _FILE, run.result):  # possibly of another bound
@@ -154,6 +160,21 @@ def _tune(
     atomic_write_text(run.path / _FILE, to_yaml(tuned.chosen.decoding))
     run.write_result(tuned.model_dump(mode="json"))
     return tuned
+
+
+def _show_first(work: Examples, sampling: SamplingParams) -> None:
+    """Show an example, since a task that does not fit the model wastes the whole run."""
+    example, prompt = work.examples[0], work.prompts[0]
+    decoder = AutoregressiveDecoder(work.pair.target, sampling)
+    (found,) = decoder.generate([prompt], work.config.max_new_tokens, work.config.seed)
+    shown = {
+        "prompt": work.tokenizer.decode(prompt),
+        "reference": example.reference,
+        "answer": work.answer(0, found.tokens)[1],
+        "score": work.score(0, found.tokens),
+    }
+    for name, value in shown.items():
+        _log.info("first example, %s: %r", name, value)
 
 
 def _for_engine(config: TuneConfig, costs: EngineCosts) -> TuneConfig:
@@ -242,9 +263,10 @@ class _Measured:
         frontier = Frontier(done)
         floor = self.config.quality_floor
         if floor and not frontier.value("quality", frontier.target):
-            raise NotReachedError(
-                "the target itself scores 0 on these examples, so every setting meets a relative "
-                "floor; use more examples, another task, or max_latency"
+            raise PacelineError(
+                f"the target itself scores 0 on all {self.config.num_examples} examples, so every "
+                "setting meets a relative floor; compare answer and reference of the first example "
+                "above: an answer that goes on needs task.stop, a chat model task.chat"
             )
         return frontier
 

@@ -159,7 +159,8 @@ class BenchConfig(ModelsConfig):
         if self.engine is not None:
             checks.engine(self.engine)
         count = self.skip_examples + self.num_examples
-        check_task(checks, "task", self.task, count, self.seed)
+        counted = f"skip_examples {self.skip_examples} + num_examples {self.num_examples}"
+        check_task(checks, "task", self.task, count, self.seed, counted)
         checks.output(self.output)
 
 

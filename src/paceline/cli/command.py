@@ -10,15 +10,16 @@ from __future__ import annotations
 import inspect
 import json
 import pkgutil
+import re
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 import typer.core
 from rich.text import Text
 
 from paceline.cli import options
-from paceline.cli.console import echo, guarded, progress_bars, say, stdout
+from paceline.cli.console import echo, guarded, progress_line, say, stdout
 from paceline.environment import begin
 from paceline.errors import UsageError
 from paceline.permissions import IMPORTS, PROGRAMS, allow
@@ -29,14 +30,37 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from paceline.measure.agreement import Agreement
-    from paceline.measure.verdict import Verdict
+    from paceline.cli.tables import Details
     from paceline.view.page import Page
 
-    Shown = Generator[RenderableType, None, int | None]
+    Shown = Generator[RenderableType | Details, None, int | None]
     """What a command prints; returns its exit code, None for 0."""
 
 HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
+_SETTINGS = "Settings"  # the panel of what only --help-all shows
+_FIRST = ("target", "draft", "prompts", "data__train", "task", "output")  # in the short help
+
+
+def _print_all(context: typer.Context, wanted: bool) -> None:
+    if wanted:
+        context.meta[_SETTINGS] = True
+        echo(context.get_help())
+        raise typer.Exit
+
+
+def _said(text: str, whole: bool) -> str:
+    """An option's help; if not the whole, its first sentence and its default, without the key."""
+    if whole:
+        return text
+    first = re.sub(r"^[\w.]+\.\w+: ", "", text).partition(". ")[0].removesuffix(".")
+    default = re.search(r"\[default: .*\]", text)
+    return f"{first} {default[0]}" if default and "{" not in default[0] else first
+
+
+HelpAll = Annotated[
+    bool,
+    typer.Option("--help-all", is_eager=True, callback=_print_all, help="Show all settings."),
+]
 
 
 def check_inputs(
@@ -69,10 +93,9 @@ def check_inputs(
     raise typer.Exit
 
 
-def styled(verdict: Verdict | Agreement, before: str = "") -> Text:
-    """A verdict in its colour, after a text."""
-    colour = {0: "bold green", 1: "bold red"}.get(verdict.exit_code, "bold yellow")
-    return Text(f"{before}{verdict}", style=colour)
+def styled(text: object, exit_code: int) -> Text:
+    """A text in the colour of a verdict with this exit code."""
+    return Text(str(text), style={0: "bold green", 1: "bold red"}.get(exit_code, "bold yellow"))
 
 
 def check_html(file: Path | None) -> None:
@@ -110,13 +133,14 @@ def perform(
     dry_run: bool = False,
     resume: bool = False,
     as_json: bool = False,
+    table: bool = False,
     html: Path | None = None,
     rows: Path | None = None,
 ) -> None:
     """Call `module:function` with a configuration, and print what `show` yields of its result.
 
     `page`: `module:function` of the result's HTML page, "run" for that of its run directory.
-    `summary`: as in `check_inputs`. The last five are as the options.
+    `summary`: as in `check_inputs`. The last six are as the options.
     """
     check_html(html)
     if rows is not None:
@@ -125,18 +149,24 @@ def perform(
         check_output_file(rows, "--rows")
     check_inputs(config, dry_run=dry_run, as_json=as_json, resume=resume, summary=summary)
     how = {"resume": True} if resume else {}
-    with begin(), progress_bars() as progress:
+    stages = STAGES.get(function.partition(":")[2], ())
+    with begin(), progress_line(stages) as progress:
         result = pkgutil.resolve_name(function)(config, progress=progress, **how)
     if as_json:
         echo(json_of(result))
-    code, shown = None, show(result, config)
+    from paceline.cli.tables import Details
+
+    code, shown, hidden = None, show(result, config), False
     try:
         while True:
             part = next(shown)
-            if not as_json:
-                stdout.print(part)
+            hidden = hidden or isinstance(part, Details)
+            if not as_json and (table or not isinstance(part, Details)):
+                stdout.print(part.shown if isinstance(part, Details) else part)
     except StopIteration as end:
         code = end.value
+    if hidden and not table and not as_json:
+        stdout.print("tables: --table; words: docs/guides/measure.md", style="dim")
     if rows is not None:
         from paceline.results.row import write_rows
 
@@ -153,6 +183,18 @@ def _page_of(page: str, result: Any, config: Any) -> Page:
         return read_page(config.output).page
     return pkgutil.resolve_name(page)(result)
 
+
+_MEASURED = ("loading", "sampling text", "scoring", "timing passes")
+STAGES = {
+    "measure": (*_MEASURED, "choosing gamma", "timing requests"),
+    "analyze": ("loading", "sampling text", "timing passes", "analyzing rules"),
+    "verify_losslessness": (
+        *("loading", "greedy texts", "sampled texts (Lossless)"),
+        "sampled texts (KeepsHalfOfTheRejected)",
+    ),
+    "align": ("loading", "held-out text", "training", "evaluating"),
+}
+"""The stages of long functions, in the order of their progress; others are not numbered."""
 
 COMMANDS: dict[str, Command] = {}
 """All commands by name, in the order of the help."""
@@ -183,7 +225,7 @@ class Command(typer.core.TyperCommand):
             named.__name__.rstrip("_").replace("_", "-"),
             help="\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs),
             rich_help_panel=panel,
-            rich_markup_mode="rich",
+            rich_markup_mode=None,
             context_settings=HELP_OPTIONS,
             callback=lambda **values: self._made.callback(**values),
         )
@@ -200,6 +242,23 @@ class Command(typer.core.TyperCommand):
     def params(self, value: Any) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Set by the base class, to none."""
 
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Show what most users need, each in a sentence; --help-all shows all of all settings."""
+        whole = ctx.meta.get(_SETTINGS) or not self.schemas
+        self.format_usage(ctx, formatter)
+        formatter.write_paragraph()
+        formatter.write_text(self.help)
+        panels: dict[str, list[Any]] = {}
+        for one in self.get_params(ctx):
+            panels.setdefault(getattr(one, "rich_help_panel", None) or "Options", []).append(one)
+        for panel, shown in panels.items():
+            if not whole and panel.startswith(_SETTINGS):
+                continue
+            names = [", ".join(sorted(one.opts, key=len) + one.secondary_opts) for one in shown]
+            order = sorted(range(len(shown)), key=lambda at: (shown[at].name not in _FIRST, at))
+            with formatter.section(panel):
+                formatter.write_dl([(names[at], _said(shown[at].help, whole)) for at in order])
+
     @cached_property
     def _made(self) -> Any:
         """The command as Typer makes it; imports the schemas unless they are cached."""
@@ -207,12 +266,13 @@ class Command(typer.core.TyperCommand):
         known: dict[str, options.Setting] = {}  # as offered
         parameters: dict[str, inspect.Parameter] = {}
         for option, found in settings.items():
-            panel = f"Settings with --{option}" if option else "Settings"
+            panel = f"{_SETTINGS} with --{option}" if option else _SETTINGS
             for setting in found:
                 known.setdefault(setting.parameter, setting)
                 parameters.setdefault(setting.parameter, setting.as_parameter(panel))
 
         def run(**values: Any) -> None:
+            values.pop("help_all", None)
             allow(IMPORTS, *(values.pop("allow_import", None) or ()))
             allow(PROGRAMS, *(values.pop("allow_program", None) or ()))
             if not self.schemas:
@@ -239,6 +299,7 @@ class Command(typer.core.TyperCommand):
 
         if self.schemas:
             parameters |= _keywords(config=options.ConfigFile, overrides=options.Overrides)
+            parameters |= _keywords(help_all=HelpAll)
         parameters |= {own.name: own.replace(kind=own.KEYWORD_ONLY) for own in self._own}
         if "overrides" in parameters:
             parameters |= _keywords(
@@ -286,10 +347,12 @@ def verb(
     page: str = "",
     resume: bool = False,
     summary: str = "",
+    tables: bool = False,
 ) -> Callable[[Callable[[Any, Any], Shown]], Callable[[Any, Any], Shown]]:
     """Declare a command by the function that shows its result; its docstring is the help.
 
-    It has --json if there is `json_of`, --html if there is a `page`. Others: as in `perform`.
+    It has --json if there is `json_of`, --html if there is a `page`, and --table if there are
+    `tables`. Others: as in `perform`.
     """
 
     def declare(show: Callable[[Any, Any], Shown]) -> Callable[[Any, Any], Shown]:
@@ -300,6 +363,7 @@ def verb(
         offered = {"dry_run": options.DryRun}
         offered |= {"resume": options.Resume} if resume else {}
         offered |= {"as_json": options.Json} if json_of else {}
+        offered |= {"table": options.Tables} if tables else {}
         offered |= {"html": options.Html} if page else {}
         Command(show, panel, {"": schema}, run, list(_keywords(**offered).values()))
         return show

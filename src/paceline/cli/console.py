@@ -9,24 +9,32 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import io
 import logging
 import os
 import re
 import sys
+import time
 import traceback
 import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import typer
 from rich.console import Console
-from rich.markup import escape
-from rich.progress import Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 from paceline.errors import INTERRUPTED, InputNote, PacelineError, StorageError
 from paceline.records import FULL
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from rich.console import ConsoleOptions, RenderableType
     from rich.segment import Segment
@@ -56,9 +64,22 @@ class _Console(Console):
             text = visible(segment.text) if shows and not segment.control else segment.text
             yield segment._replace(text=text)
 
-    def on_broken_pipe(self) -> None:
-        """Rich would exit with code 1, which is a verdict."""
-        raise StorageError("the program that read the output ended; the result is not complete")
+
+class Output(io.TextIOWrapper):
+    """Standard output that goes nowhere once its reader, such as `head`, has read enough."""
+
+    def write(self, text: str, /) -> int:
+        return self._unless_unread(super().write, text) or len(text)
+
+    def flush(self) -> None:
+        self._unless_unread(super().flush)
+
+    def _unless_unread(self, call: Callable[..., Any], *given: Any) -> Any:
+        try:
+            return call(*given)
+        except BrokenPipeError:
+            with Path(os.devnull).open("w") as nowhere:
+                os.dup2(nowhere.fileno(), self.fileno())
 
 
 # no markup, no emoji: file names and errors may contain [v2] or :smile:
@@ -117,18 +138,44 @@ def show_warnings_in_one_line() -> None:
         logging.lastResort.setFormatter(Visible())
 
 
+_QUIET_S = 5.0  # after which a command without a terminal says how far it is
+_BETWEEN_S = 2.0  # at least, between two of these lines
+
+
 @contextlib.contextmanager
-def progress_bars() -> Iterator[Listener]:
-    """Show a progress bar per stage, if stderr is a terminal."""
-    note_column = TextColumn("{task.fields[note]}", markup=False)
-    columns = (*Progress.get_default_columns(), TimeElapsedColumn(), note_column)
+def progress_line(stages: Sequence[str] = ()) -> Iterator[Listener]:
+    """Show the stage, its number, rate and time left on stderr: a bar, or a line each tenth.
+
+    `stages`: all stages in their order, as far as they are known.
+    """
+    texts = (
+        TextColumn(f"{{task.{name}}}", markup=False) for name in ("description", "fields[say]")
+    )
+    name, say_column = texts
+    columns = (name, BarColumn(), TaskProgressColumn(), TimeRemainingColumn(), say_column)
+    quiet_until = time.monotonic() + _QUIET_S
+    starts: dict[str, tuple[float, float]] = {}
+    tenths: dict[str, int] = {}
     with Progress(*columns, console=stderr, disable=not stderr.is_terminal) as bars:
-        tasks: dict[str, TaskID] = {}
+        task = bars.add_task("", total=None, say="")
 
         def listen(stage: str, done: float, total: float, note: str = "") -> None:
-            if stage not in tasks:
-                tasks[stage] = bars.add_task(escape(stage), total=total, note=note)
-            bars.update(tasks[stage], completed=done, total=total, note=note)
+            nonlocal quiet_until
+            now = time.monotonic()
+            if stage not in starts:
+                bars.reset(task)
+            since, first = starts.setdefault(stage, (now, done))
+            rate = (done - first) / (now - since) if now > since else 0.0
+            number = f"{stages.index(stage) + 1}/{len(stages)} " if stage in stages else ""
+            title, said = f"{number}{stage}", [f"{rate:.3g}/s"] if rate and total > 1 else []
+            said += [note] if note else []
+            bars.update(task, description=title, completed=done, total=total, say=", ".join(said))
+            tenth = int(10 * done / total) if total else 0
+            if stderr.is_terminal or now < quiet_until or tenth <= tenths.get(stage, 0):
+                return
+            tenths[stage], quiet_until = tenth, now + _BETWEEN_S
+            said += [f"{(total - done) / rate:.0f} s left"] if rate and done < total else []
+            say(", ".join([f"{title} {tenth}0%", *said]))
 
         yield listen
 

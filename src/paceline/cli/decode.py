@@ -32,7 +32,15 @@ def decode(
             help="Read the prompt from a file, without its last line break; -: standard input."
         ),
     ] = None,
-    chat: Annotated[bool, typer.Option("--chat", help="Apply the chat template.")] = False,
+    chat: Annotated[
+        bool | None,
+        typer.Option(
+            "--chat/--raw",
+            help="Ask by the chat template, or continue the text; without either, by the template "
+            "if the target has one.",
+            show_default=False,
+        ),
+    ] = None,
     draft: Annotated[
         str | None, typer.Option(help="Draft model: directory, .gguf file or hub name.")
     ] = None,
@@ -52,7 +60,9 @@ def decode(
         _check_without_draft(decoding, draft_weights)
     text = read_prompt(prompt, prompt_file)
     checks = InputChecks()
-    checks.pair(target, draft)
+    facts, *_ = checks.pair(target, draft)
+    if chat is None:
+        chat = facts.tokenizer is not None and bool(facts.tokenizer.chat_template)
     recorded: dict[str, Any] = {"target": target, "draft": draft}
     recorded |= {"max_new_tokens": max_new_tokens, "seed": seed}
     recorded |= {"chat": chat, "draft_weights": draft_weights}
@@ -117,6 +127,7 @@ def play(
     "paceline.bench.tune:tune",
     json_of=as_json_text,
     page="run",
+    tables=True,
 )
 def tune(result: "Tuned", _config: "TuneConfig") -> "Shown":
     """Find the best setting within a bound.
@@ -126,10 +137,12 @@ def tune(result: "Tuned", _config: "TuneConfig") -> "Shown":
     configuration for `decode`. It misses the bound with probability 1 - confidence or less
     (--confidence 0.95), for any number of tested settings.
     """
-    from paceline.cli.tables import printed
+    from paceline.cli.result_tables import tuned_line
+    from paceline.cli.tables import Details, printed
     from paceline.view.tables import tuned_tables
 
-    yield printed(*tuned_tables(result))
+    yield Details(printed(*tuned_tables(result)))
+    yield tuned_line(result)
     yield result.statement
     yield usage(result)
 

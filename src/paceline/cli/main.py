@@ -16,6 +16,7 @@ import paceline
 from paceline.cli import make, measure, decode, other  # noqa: F401  # isort: skip
 from paceline.cli.command import COMMANDS, HELP_OPTIONS
 from paceline.cli.console import (
+    Output,
     check_output,
     describe_crash,
     echo,
@@ -86,9 +87,10 @@ def main() -> None:
     # what imports make stays; by default, the collector looks at all of it six times
     gc.set_threshold(10_000, 10, 10)
     show_warnings_in_one_line()
-    if isinstance(sys.stdout, io.TextIOWrapper):
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout is sys.__stdout__:
         # characters that the terminal's encoding lacks become escapes instead of errors
-        sys.stdout.reconfigure(errors="backslashreplace")
+        how = {"encoding": sys.stdout.encoding, "line_buffering": sys.stdout.line_buffering}
+        sys.stdout = Output(sys.stdout.detach(), errors="backslashreplace", **how)
     sys.exit(_exit_code())
 
 

@@ -89,19 +89,23 @@ def generate_data(folder: Path, _config: "GenerateDataConfig") -> "Shown":
     yield f"{folder / 'data'}: {counts}; metrics are in {folder}/result.json"
 
 
-@verb(MAKE, "paceline.train:AlignConfig", "paceline.train:align", page="run", resume=True)
+@verb(
+    MAKE, "paceline.train:AlignConfig", "paceline.train:align", page="run", resume=True, tables=True
+)
 def align(folder: Path, config: "AlignConfig") -> "Shown":
     """Train a draft to match its target.
 
-    Needs text and a budget: --config configs/align/quick.yaml, or --set data.train=FILE
+    Needs text and a budget: --config configs/align/quick.yaml, or --data FILE
     --max-seconds 360. Writes the aligned draft to OUTPUT/draft, and its figures to OUTPUT.
     """
-    from paceline.cli.result_tables import alignment_table
+    from paceline.cli.result_tables import alignment_lines, alignment_table
+    from paceline.cli.tables import Details
     from paceline.records import RunDirectory
 
     result = RunDirectory(folder).read_result()
     if result is not None and result["after"] is not None:
-        yield alignment_table(result, config.evaluation)
+        yield Details(alignment_table(result, config.evaluation))
+        yield from alignment_lines(result, config)
     elif not config.loads_target:
         yield "no evaluation, which needs the target: measure the draft on its server"
     else:

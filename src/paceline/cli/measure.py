@@ -4,7 +4,7 @@ import json
 from typing import TYPE_CHECKING
 
 from paceline.cli import options
-from paceline.cli.command import as_json_text, command, perform, styled, verb
+from paceline.cli.command import as_json_text, command, perform, verb
 from paceline.cli.console import say
 
 if TYPE_CHECKING:
@@ -31,12 +31,14 @@ def measure(
     config: "MeasureConfig | ServedConfig",
     dry_run: options.DryRun = False,
     as_json: options.Json = False,
+    table: options.Tables = False,
     html: options.Html = None,
     rows: options.Rows = None,
 ) -> None:
     """Measure acceptance and speed of a draft.
 
-    Reports acceptance, cost and measured speedup. Exit code 1: NO-GO; 3: undecided or no verdict.
+    Prints the verdict, the figures behind it and the next step. Exit code 1: NO-GO; 3: undecided or
+    no verdict.
     With several --draft, compares them on the same texts. Exit code 0: one is GO; 1: all are NO-GO.
     With --engine, measures requests in the engine with and without the draft, and compares its
     counters with the prediction. Exit codes as above; of a running server, which has no requests
@@ -58,26 +60,31 @@ def measure(
         page=f"paceline.view.measure_pages:{page}",
         dry_run=dry_run,
         as_json=as_json,
+        table=table,
         html=html,
         rows=rows,
     )
 
 
 def _measured(result: "Measurement", _config: "MeasureConfig") -> "Shown":
-    from paceline.cli.result_tables import measurement_table
+    from paceline.cli.result_tables import measurement_table, verdict_lines
+    from paceline.cli.tables import Details
 
-    yield measurement_table(result)
-    yield styled(result.verdict)
+    yield Details(measurement_table(result))
+    yield from verdict_lines(result)
     return result.verdict.exit_code
 
 
 def _compared(result: "DraftComparison", _config: "MeasureConfig") -> "Shown":
-    from paceline.cli.tables import printed
+    from paceline.cli.result_tables import verdict_lines
+    from paceline.cli.tables import Details, printed
     from paceline.view.tables import drafts_table
 
-    yield printed(drafts_table(result))
+    yield Details(printed(drafts_table(result)))
     for found in result.measurements:
-        yield styled(found.verdict, f"{found.config.draft}: ")
+        yield f"draft {found.config.draft}"
+        yield from verdict_lines(found)
+    yield result.conclusion
     return result.exit_code
 
 
@@ -86,9 +93,6 @@ def _served(result: "ServedMeasurement", _config: "ServedConfig") -> "Shown":
     from paceline.measure.served import save_costs
 
     yield from served_lines(result)
-    yield styled(result.agreement, "counters: " if result.verdict is not None else "")
-    if result.verdict is not None:
-        yield styled(result.verdict)
     save_costs(result)  # last, so that a full disk does not lose the figures
     if result.config.write_costs is not None:
         say(f"costs written to {result.config.write_costs.file}")

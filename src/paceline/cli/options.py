@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar, 
 from typing import get_origin as origin_of
 
 import typer
-from rich.markup import escape
 
 import paceline
 from paceline.cache import cached_text, keep_text
@@ -39,7 +38,7 @@ from paceline.config import (
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from paceline.config import StrictModel
 
@@ -49,11 +48,19 @@ ConfigFile = Annotated[
     Path | None, typer.Option("--config", help="YAML file of settings; options override it.")
 ]
 Overrides = Annotated[
-    list[str] | None, typer.Option("--set", help="key.subkey=value; overrides file and options.")
+    list[str] | None,
+    typer.Option(
+        "--set",
+        help="key.subkey=value; overrides file and options.",
+        autocompletion=lambda ctx, incomplete: complete_override(ctx, incomplete),
+    ),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check models, texts and paths only.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Resume a stopped run.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Tables = Annotated[
+    bool, typer.Option("--table", help="Also print the tables, with the meaning of each column.")
+]
 Html = Annotated[
     Path | None, typer.Option("--html", help="Also write an HTML report to this file.")
 ]
@@ -62,11 +69,17 @@ Rows = Annotated[
 ]
 AllowImport = Annotated[
     list[str] | None,
-    typer.Option(help="Python module that `import:` may name, in a file or on the command line."),
+    typer.Option(
+        help="Python module that `import:` may name, in a file or on the command line.",
+        rich_help_panel="Settings",
+    ),
 ]
 AllowProgram = Annotated[
     list[str] | None,
-    typer.Option(help="Program that may be started, with options, as an engine."),
+    typer.Option(
+        help="Program that may be started, with options, as an engine.",
+        rich_help_panel="Settings",
+    ),
 ]
 
 _TYPES: dict[str, Any] = {
@@ -101,7 +114,7 @@ class Setting(NamedTuple):
             name of a variant, or its settings as YAML; or several: a text or more of them.
         tag: The key that selects a variant.
         values: Known values, for completion.
-        is_main: Listed first in help: required, or named by `Options`.
+        is_main: In the short help: required, or with `Options`.
     """
 
     key: str
@@ -120,25 +133,24 @@ class Setting(NamedTuple):
 
     def as_parameter(self, panel: str) -> inspect.Parameter:
         """The parameter of a function, as Typer reads it."""
-        default = rf" [dim]\[default: {escape(self.default)}][/dim]" if self.default else ""
+        default = f" [default: {self.default}]" if self.default else ""
         values = f" One of {', '.join(self.values)}." if self.values else ""
-        text = escape(self.help + values) + default
+        text = self.help + values + default
         described: dict[str, Any] = {"help": text, "show_default": False}
         if self.kind == "path":
             described["metavar"] = "<path>"
         if self.values:
             known = self.values
-            described["autocompletion"] = lambda incomplete: [
-                value for value in known if value.startswith(incomplete)
-            ]
+            described["autocompletion"] = lambda incomplete: _beginning(known, incomplete)
         if not self.names:
             info = typer.Argument(**described)
         else:
-            no = self.names[0].replace("--", "/--no-", 1) if self.kind == "flag" else ""
-            # help cuts a long line of names; --no-... belongs to the first
-            first, *others = self.names if no else sorted(self.names, key=len)
+            names = sorted(self.names, key=len)  # help cuts a long line of names
+            if self.kind == "flag":
+                no = self.names[1:] or [self.names[0].replace("--", "--no-", 1)]
+                names = [f"{self.names[0]}/{no[0]}"]
             panel_of = None if self.is_main else panel
-            info = typer.Option(first + no, *others, rich_help_panel=panel_of, **described)
+            info = typer.Option(*names, rich_help_panel=panel_of, **described)
         annotation = Annotated[_TYPES.get(self.kind, str) | None, info]
         keyword = inspect.Parameter.KEYWORD_ONLY
         return inspect.Parameter(self.parameter, keyword, default=None, annotation=annotation)
@@ -157,6 +169,37 @@ class Setting(NamedTuple):
         if self.kind == "several" and len(text) == 1:
             return text[0]
         return text
+
+
+def _beginning(known: Iterable[str], incomplete: str) -> list[str]:
+    return [value for value in known if value.startswith(incomplete)]
+
+
+def complete_override(context: typer.Context, incomplete: str) -> list[str]:
+    """The keys of a command's configuration with `=`; behind one, its values."""
+    key, equals, _ = incomplete.partition("=")
+    found: list[str] = []
+    for schema in getattr(context.command, "schemas", {}).values():
+        *above, last = key.split(".")
+        try:
+            owner = pkgutil.resolve_name(schema)
+            if above:
+                owner = _owner_of_keys(owner, above)
+        except (ValueError, KeyError):
+            continue
+        start = ".".join([*above, ""]) if above else ""
+        if not equals:
+            found += [f"{start}{name}=" for name in fields_of(owner)]
+        elif last in fields_of(owner):
+            values = (_kind_of(annotation := fields_of(owner)[last].annotation) or ("", "", []))[2]
+            found += [f"{key}={value}" for value in values or literals(annotation)]
+    return _beginning(dict.fromkeys(found), incomplete)
+
+
+def _owner_of_keys(cls: type[Any], keys: list[str]) -> type[Any]:
+    """The class below these keys."""
+    (below, *_) = models_in(fields_of(cls)[keys[0]].annotation)
+    return below if len(keys) == 1 else _owner_of_keys(below, keys[1:])
 
 
 def settings_of(schema: str) -> list[Setting]:
@@ -180,16 +223,19 @@ def _mark_of_sources() -> str:
 def make_settings(cls: type[Any]) -> Iterator[Setting]:
     """A setting for each field that one text can express, and for each key named by `Options`."""
     for field, info in fields_of(cls).items():
-        marker = next((part for part in info.metadata if isinstance(part, Options)), Options())
+        found = next((part for part in info.metadata if isinstance(part, Options)), None)
+        marker = found or Options()
         below = {_option(name): key for name, key in marker.keys.items() if key}
         own = [_option(field), *(_option(name) for name, key in marker.keys.items() if not key)]
-        is_main = info.is_required() or marker.positional or own[1:] != []
+        is_main = info.is_required() or found is not None
         setting = _setting(cls, field, field, [] if marker.positional else own, is_main=is_main)
         if setting is not None and below.keys().isdisjoint(own):
             yield setting._replace(kind="several") if marker.several else setting
         for name, key in below.items():
             owner, last = _owner(info.annotation, key.split("."))
-            setting = _setting(owner, last, f"{field}.{key}", [name], is_main=True)
+            more = (part for part in fields_of(owner)[last].metadata if isinstance(part, Options))
+            names = [name, *(_option(other) for marker in more for other in marker.keys)]
+            setting = _setting(owner, last, f"{field}.{key}", names, is_main=True)
             assert setting is not None, f"{name}: no text is a value of {field}.{key}"
             default = setting.default if info.default is not None else ""
             yield setting._replace(help=f"{field}.{key}: {setting.help}", default=default)

@@ -21,12 +21,15 @@ def inspect(
         str | None,
         typer.Option(help="Rows (.jsonl, .parquet, directory) whose first example is shown."),
     ] = None,
+    details: Annotated[
+        bool, typer.Option("--details", help="Also how it is run, and what it was compared with.")
+    ] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Show what is read in a model and what it was compared with.
+    """Show what is read in a model, and one prompt as the model gets it.
 
     The model is loaded and compared with transformers and tokenizers. Run it first on a new model,
-    and add its output to a bug report. Exit code 1: a check failed.
+    and add its output with --details to a bug report. Exit code 1: a check failed.
     """
     from paceline.cli.result_tables import model_lines
     from paceline.data import CorpusConfig
@@ -36,7 +39,7 @@ def inspect(
     if as_json:
         echo(report.model_dump_json(indent=2))
     else:
-        for line in model_lines(report):
+        for line in model_lines(report, details=details or chat is not None):
             stdout.print(line)
     raise typer.Exit(0 if report.passed else 1)
 

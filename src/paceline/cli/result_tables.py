@@ -2,36 +2,84 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group
 from rich.table import Table as Grid
 from rich.text import Text
 
-from paceline.cli.tables import printed
+from paceline.cli.command import styled
+from paceline.cli.tables import Details, printed
 from paceline.measure.engine_costs import words_of_starts
-from paceline.measure.losslessness import OPEN_QUESTION
 from paceline.measure.results import ACCEPTANCE, gamma_of, num_tokens
 from paceline.results.figures import FIGURES
+from paceline.results.frontier import measure
 from paceline.view.page import meaning_of, words_of
-from paceline.view.tables import before_and_after, gamma_table, served_tables, steps_table
+from paceline.view.tables import (
+    before_and_after,
+    evaluated,
+    gamma_table,
+    name_of,
+    served_tables,
+    steps_table,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from rich.console import RenderableType
 
+    from paceline.bench.tune import Tuned
+    from paceline.core.bootstrap import Interval
     from paceline.export.model_report import ModelReport, TrainedText
     from paceline.measure.losslessness import DistributionCheck, LosslessnessReport
     from paceline.measure.measurement import Measurement
     from paceline.measure.served import ServedMeasurement
-    from paceline.train.config import Evaluation
+    from paceline.train.config import AlignConfig, Evaluation
 
 
 _EVALUATED = (
     *("expected_acceptance", "greedy_agreement", "block_efficiency"),
     *("rule_acceptance", "rule_tvd"),
 )
+
+
+def verdict_lines(found: Measurement) -> Iterator[RenderableType]:
+    """The verdict with its speedup, acceptance with what it needs, and the next step."""
+    verdict, config, requests = found.verdict, found.config, found.requests
+    setting = f"temperature {config.sampling.temperature:g}, {config.prompt_words}"
+    where = f"in {found.engine} at gamma" if found.engine else "at gamma"
+    if not verdict.decided and not verdict.includes_one:
+        head = f"{verdict}; {setting}"
+    elif requests is not None:
+        rates = (FIGURES[name].value(requests) for name in ("target_tokens_per_s", "tokens_per_s"))
+        head = (
+            f"{verdict.word}  {_times(found.figure('speedup', requests))} {where} {verdict.gamma}: "
+            f"{' -> '.join(f'{rate:.1f}' for rate in rates)} tokens/s, {len(requests.units)} "
+            f"requests, {setting}"
+        )
+    else:
+        expected = FIGURES["expected_speedup"].measure(found.judged)
+        head = (
+            f"{verdict.word}  expected {_times(expected)} {where} {verdict.gamma}: "
+            f"{len(found.texts.units)} texts, {setting}"
+        )
+    yield styled(head, verdict.exit_code)
+    needed = found.judged.totals.get("break_even_acceptance")
+    side = "" if needed is None or found.disturbance else f", break-even {needed:.3f}"
+    tau = FIGURES["block_efficiency"].value(found.judged)
+    yield (
+        f"acceptance {found.figure('expected_acceptance')}{side}; {tau:.2f} tokens per target call "
+        f"at gamma {gamma_of(found.judged)}"
+    )
+    yield from disturbed_line(found.disturbance)
+    if verdict.next:
+        yield f"next: {verdict.next}"
+
+
+def _times(speedup: Interval) -> str:
+    return f"{speedup.value:.2f}x ({speedup.low:.2f} to {speedup.high:.2f})"
 
 
 def measurement_table(found: Measurement) -> Group:
@@ -59,10 +107,18 @@ def measurement_table(found: Measurement) -> Group:
         count = found.config.concurrency
         batch = "" if count == 1 else f" of {count} requests"
         summary.add_row(f"one step{batch} in {found.engine}", f"{target} without the draft")
-        return Group(summary, table, *_speed_lines(found))
+        return Group(summary, table)
     ratio = f"cost ratio {cost['cost_ratio']:.3f}"
     summary.add_row("one pass", f"target {target}, draft {draft}, {ratio}")
-    return Group(summary, table, *_speed_lines(found), *disturbed_line(found.disturbance))
+    if (requests := found.requests) is not None:
+        names = "engine_efficiency", "predicted_speedup"
+        part, predicted = (FIGURES[name].value(requests) for name in names)
+        summary.add_row(
+            "after the first token",
+            f"speedup {found.figure('decoding_speedup', requests)}, {part:.2f} of the predicted "
+            f"{predicted:.3f}",
+        )
+    return Group(summary, table)
 
 
 def disturbed_line(disturbance: str) -> list[Text]:
@@ -70,11 +126,20 @@ def disturbed_line(disturbance: str) -> list[Text]:
     return [Text(f"warning: {disturbance}", style="bold yellow")] if disturbance else []
 
 
-def model_lines(report: ModelReport) -> Iterator[str]:
-    """What was read in a model."""
+_FOR_PEOPLE = ("architecture", "parameters", "context", "stop tokens", "chat template", "exports")
+
+
+def model_lines(report: ModelReport, *, details: bool) -> Iterator[str]:
+    """What was read in a model; `details`: with how it is run, and texts as they are trained."""
     for name, value in report.facts.items():
-        yield f"{name:<20} {value}"
-    yield from example_lines(report.examples)
+        if details or name in _FOR_PEOPLE:
+            yield f"{name:<20} {value}"
+    if details:
+        yield from example_lines(report.examples)
+    elif report.examples:
+        yield f"{'a prompt':<20} as the model gets it:\n{report.examples[0].given}"
+    if report.passed and not details:
+        yield "equal to transformers on whole texts; --details has the figures"
     for warning in report.warnings:
         yield f"{'warning':<20} {warning}"
     for fault in report.faults:
@@ -91,42 +156,26 @@ def example_lines(examples: Iterable[TrainedText]) -> Iterator[str]:
         yield f"{example.given}[[{example.trained}]]"
 
 
-def _speed_lines(found: Measurement) -> Iterator[str]:
-    if found.expected is not None:
-        engine = f" in {found.engine}" if found.engine else ""
-        yield (
-            f"expected speedup{engine} {found.expected} at gamma {found.verdict.gamma}, after the "
-            "first token"
-        )
-    if (requests := found.requests) is None:
-        return
-    names = "target_tokens_per_s", "tokens_per_s", "engine_efficiency", "predicted_speedup"
-    alone, drafted, part, predicted = (FIGURES[name].value(requests) for name in names)
-    yield (
-        f"measured speedup {found.figure('speedup', requests)} at gamma {gamma_of(requests)}: "
-        f"{alone:.1f} -> {drafted:.1f} tokens/s"
-    )
-    yield (
-        f"after the first token {found.figure('decoding_speedup', requests)}, {part:.2f} of "
-        f"{predicted:.3f}, predicted with the blocks and the pass times of these requests"
-    )
-
-
-def served_lines(found: ServedMeasurement) -> Iterator[RenderableType]:
-    """Served and predicted figures, then speedup and step costs."""
+def served_lines(found: ServedMeasurement) -> Iterator[RenderableType | Details]:
+    """The verdict, whether the counters agree with the prediction; served and predicted figures."""
+    config, speed, verdict = found.config, found.speed, found.verdict
     engine = f"{found.engine} {found.engine_version}".strip()
-    yield (
-        f"{found.num_requests} requests, {found.num_tokens} tokens, served by {engine}, "
-        f"{found.config.num_speculative_tokens} tokens per block"
-    )
-    yield printed(*served_tables(found))
-    if (speed := found.speed) is not None:
-        yield (
-            f"measured speedup {speed.speedup}: {speed.plain_tokens_per_s:.1f} -> "
-            f"{speed.speculative_tokens_per_s:.1f} tokens/s, whole requests"
-        )
+    yield Details(printed(*served_tables(found)))
     if found.costs is not None:
-        yield printed(steps_table(found.costs))
+        yield Details(printed(steps_table(found.costs)))
+    if verdict is not None:
+        yield styled(verdict, verdict.exit_code)
+    agreement = found.agreement
+    before = "counters: " if verdict is not None else ""
+    yield styled(f"{before}{agreement}", agreement.exit_code)
+    rates = ""
+    if speed is not None:
+        rates = f"{speed.plain_tokens_per_s:.1f} -> {speed.speculative_tokens_per_s:.1f} tokens/s, "
+    yield (
+        f"{rates}{found.num_requests} requests, {found.num_tokens} tokens, served by {engine}, "
+        f"gamma {config.num_speculative_tokens}, temperature {config.sampling.temperature:g}, "
+        f"{config.prompt_words}"
+    )
     if speed is not None or found.costs is not None:
         yield words_of_starts(found.starts)
 
@@ -143,26 +192,53 @@ def alignment_table(result: dict[str, Any], evaluation: Evaluation) -> Group:
     return printed(table, notes={words_of(name): meaning_of(name) for name in known})
 
 
-def losslessness_lines(report: LosslessnessReport) -> Iterator[str]:
-    """A line per losslessness test: result, sample size and statistic."""
+def alignment_lines(result: dict[str, Any], config: AlignConfig) -> Iterator[str]:
+    """Acceptance before and after alignment, and the next step."""
+    name = "expected_acceptance"
+    before, after = (evaluated(result[when] or {}, name) for when in ("before", "after"))
+    was = "" if before is None else f"{before} -> "
+    yield (
+        f"acceptance {was}{after} on {result['after']['num_tokens']:,.0f} held-out tokens of the "
+        f"target, temperature {config.evaluation.sampling.temperature:g}"
+    )
+    yield (
+        f"next: paceline measure --target {config.target} --draft {config.output}/draft --prompts "
+        "FILE, with prompts of your users"
+    )
+
+
+def tuned_line(found: Tuned) -> Text:
+    """The chosen setting with what it gives."""
+    row = found.chosen.row
+    figures = {name: measure(name, row) for name in ("speedup", "relative_quality")}
+    said = [f"{words_of(name)} {x}" for name, x in figures.items() if not math.isnan(x.value)]
+    setting = f"{len(row.units)} examples, temperature {found.config.sampling.temperature:g}"
+    return styled(f"{name_of(found.chosen.decoding)}  {', '.join([*said, setting])}", 0)
+
+
+def losslessness_lines(report: LosslessnessReport) -> Iterator[RenderableType]:
+    """The verdict, and a line per losslessness test: result, sample size and statistic."""
     greedy, counts = report.greedy, report.greedy.counts
     line = f"{counts['identical']} of {counts['prompts']} texts ({counts['tokens']} tokens) equal"
     if counts["ties"]:
         line += f", {counts['ties']} differ at a tie of the target's logits"
     if greedy.first_difference:
         line += f"; first difference: {greedy.first_difference}"
+    config, question = report.config, report.open_question
+    setting = f"temperature {config.sampling.temperature:g}, {config.prompt_words}"
+    why = question if report.word == "UNDECIDED" else f"compared with {report.reference}"
+    yield styled(f"{report.word}  {setting}: {why}", report.exit_code)
     yield f"greedy:  {'passed' if greedy.passed else 'FAILED'}  {line}"
     sampled = report.distribution
     yield f"sampled: {'passed' if sampled.passed else 'FAILED'}  {_describe(sampled)}"
-    yield f"compared with {report.reference}"
     if (broken := report.broken_distribution) is not None:
         yield f"broken rule: {'NOT CAUGHT' if broken.passed else 'caught'}; {_describe(broken)}"
-    if report.word == "UNDECIDED":
-        yield f"UNDECIDED: both tests passed, but {OPEN_QUESTION}"
 
 
 def _describe(check: DistributionCheck) -> str:
     counts = check.counts
+    if math.isnan(check.p_value):
+        return f"not tested: {counts['tokens']} tokens for {counts['cells']} cells"
     return (
         f"G {check.row.totals['g_statistic']:.1f} over {counts['cells']} cells of "
         f"{counts['tokens']} tokens, p {check.p_value:.2g} (a lossless rule falls below "

@@ -93,11 +93,13 @@ def stream_text(
         echo(json.dumps(found | (recorded or {}) | {"prompt": text}))
         return
     echo()
-    remark = f"{len(tokens)} tokens, {rate:.1f} tokens/s"
+    form = "chat template" if chat else "raw prompt"
+    remark = f"{form}, {len(tokens)} tokens, {rate:.1f} tokens/s"
     if stats.num_target_calls:
         remark += f", {stats.block_efficiency:.2f} tokens per target call"
     if stats.num_examined:
-        remark += f", {stats.num_accepted} of {stats.num_drafted} drafted tokens accepted"
+        remark += f", acceptance {stats.acceptance_rate:.3f}: {stats.num_accepted} of "
+        remark += f"{stats.num_examined} examined"
     stderr.print(remark, style="dim")
     if show:
         sources = [source for block in blocks for source in block.sources]
@@ -121,5 +123,7 @@ def load_decoder(
 
 def _chat_of(text: str, target: HfModel) -> Chat:
     if not (target.tokenizer and target.tokenizer.chat_template):
-        raise UsageError("--chat: the target's tokenizer has no chat template; leave --chat out")
+        raise UsageError(
+            "--chat: the target's tokenizer has no chat template; give --raw, or neither"
+        )
     return [{"role": "user", "content": text}]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import textwrap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.table import Table as Grid
 
 from paceline.core.bootstrap import Interval
@@ -16,11 +16,15 @@ from paceline.view.page import UNKNOWN, columns_of, meaning_of, numeric, words_o
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from rich.console import RenderableType
-
     from paceline.view.page import Table
 
 _WIDTH = 80  # of a terminal; columns of a wider table are closer to each other
+
+
+class Details(NamedTuple):
+    """What is printed with --table only."""
+
+    shown: RenderableType
 
 
 def printed(*tables: Table, notes: Mapping[str, str] | None = None) -> Group:
@@ -56,7 +60,9 @@ def grid(table: Table) -> Grid:
             )
             shown.add_column(heading, justify="right", min_width=width, no_wrap=True)
         else:
-            shown.add_column(words[name], overflow="fold", min_width=least[name])
+            path = any("/" in cell for cell in column)  # is not cut
+            width = widest[name] if path else least[name]
+            shown.add_column(words[name], overflow="fold", min_width=width, no_wrap=path)
     for row in cells:
         shown.add_row(*(str(cell) for cell in row.values()))
     return shown

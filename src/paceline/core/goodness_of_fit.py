@@ -37,19 +37,24 @@ def equal_mass_cells(
     return cells_T, p_T > 0
 
 
+def least_tokens(num_cells: int) -> int:
+    """Tokens that the test needs: 5 expected per cell, for the chi-square approximation."""
+    return 5 * num_cells
+
+
 def g_test(counts_K: Tensor) -> tuple[float, float]:
     """G = 2 sum O ln(O/E) against equal cells, and its chi-square p-value, K - 1 degrees.
 
     Raises:
-        UsageError: fewer than 5 expected per cell, too few for the chi-square approximation.
+        UsageError: fewer than `least_tokens`.
     """
     total, num_cells = int(counts_K.sum()), len(counts_K)
-    expected = total / num_cells
-    if expected < 5:
+    if total < least_tokens(num_cells):
         raise UsageError(
-            f"got {total} tokens for {num_cells} cells, wanted at least {5 * num_cells}; "
-            "use more prompts or more new tokens"
+            f"got {total} tokens for {num_cells} cells, wanted at least "
+            f"{least_tokens(num_cells)}; use more prompts or more new tokens"
         )
+    expected = total / num_cells
     observed = counts_K.double()
     terms = torch.where(observed > 0, observed * (observed / expected).log(), 0.0)
     g = 2 * float(terms.sum())

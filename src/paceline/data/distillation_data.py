@@ -12,6 +12,7 @@ from paceline.data.answering import ShardStore, ShardWriter
 from paceline.data.input_checks import checked, size_in_words
 from paceline.data.requests import ModelWriter, Shard, plan_shards
 from paceline.engines.texts import MAY_CHANGE, EngineWriter, OpenAIWriter
+from paceline.environment import how_to_install
 from paceline.errors import GenerationError, PacelineError, UsageError
 from paceline.fingerprints import short_hash
 from paceline.models.hf.architectures import is_encoder_decoder
@@ -193,7 +194,7 @@ def _write_with_ray(
         ray = connect_to_ray()
         from ray.exceptions import RayError
     except ImportError:
-        message = "pool ray needs Ray: pip install -e '.[ray]', or use pool processes"
+        message = f"pool ray needs Ray: {how_to_install('ray')}, or use pool processes"
         raise UsageError(message) from None
     gpus = _gpus(config.writer) if ray.cluster_resources().get("GPU") else 0
     start = ray.remote(

@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from paceline.config import StrictModel
+from paceline.config import Options, StrictModel
 from paceline.core.top_k_tail import TopScores
 from paceline.errors import EmptyTextError, PacelineError, PromptError, shorten
 from paceline.fingerprints import files_fingerprint
 from paceline.models.chat_text import HALF_PAIR, Message, messages_of, template_kwargs_of, tools_of
+from paceline.places import neighbour
 from paceline.records import read_lines
 
 if TYPE_CHECKING:
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 
 
 Text = str | list[int]
+
+ChatOrRaw = Annotated[bool | None, Options(raw="")]
+"""Whether texts are asked as messages of the user; see `tokens.asked`. --chat or --raw."""
 
 _WANTED = "wanted one of prompt, text, messages, tokens"
 
@@ -51,7 +55,7 @@ class CorpusConfig(StrictModel):
         prompt_field: Column with the prompt, if not `prompt`; `a.b` names a nested column.
         completion_field: Column with the completion; used only together with `prompt_field`.
         tools: Tools for the template of every chat whose row has no column `tools`. A text that is
-            asked as a chat, as by `format: chat`, gets them too.
+            asked as a chat, as by `chat: true`, gets them too.
         chat_template_kwargs: Arguments for the template, such as `{enable_thinking: false}`, as
             for `tools`; those of a chat's column `chat_template_kwargs` take precedence. A date as
             `strftime_now` is what the template writes for today.
@@ -110,6 +114,21 @@ class Record:
     open_ended: bool = False
     top: TopScores | None = None
     hidden: bytes | None = None
+
+    def as_chat(self) -> Record:
+        """A text as a message of the user, and its completion as the answer; a chat as it is.
+
+        Raises:
+            PromptError: it has tokens.
+        """
+        if self.kind == "chat":
+            return self
+        texts = (self.text, self.completion)
+        if any(isinstance(text, list) for text in texts):
+            raise PromptError(f"{self.where} has tokens; wanted a text to send as a message")
+        roles = ("user", self.text), ("assistant", self.completion)
+        messages = tuple({"role": role, "content": str(text)} for role, text in roles if text)
+        return dataclasses.replace(self, kind="chat", text="", completion=None, messages=messages)
 
     @property
     def asked(self) -> str:
@@ -190,7 +209,7 @@ def _rows(corpus: CorpusConfig, *, streaming: bool) -> Iterator[tuple[Mapping[st
         return itertools.chain.from_iterable(map(_read_file, _one_kind(files, path)))
     local = _kind_of(path) in _SUFFIXES or path.is_absolute() or corpus.path.startswith((".", "~"))
     if local and not path.is_dir():
-        raise PromptError(f"no file or directory at {path}; check the path")
+        raise PromptError(f"no file or directory at {path}; check the path{neighbour(path)}")
     split = corpus.split or "train"
     return _read_data_set(corpus.path, corpus.subset, split, streaming=streaming)
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
-from paceline.config import HomePath, StrictModel
-from paceline.data.prompts import CorpusConfig, Record, read_records
-from paceline.data.tokens import encode_prompt, truncated, warn_of_cut
+from paceline.config import HomePath, Options, StrictModel
+from paceline.data.prompts import ChatOrRaw, CorpusConfig, Record, read_records
+from paceline.data.tokens import asked, encode_prompt, truncated, warn_of_cut
 from paceline.engines.texts import EngineWriter, OpenAIWriter
 from paceline.errors import ConfigError, PromptError
 from paceline.models.chat_text import text_of
@@ -65,8 +65,9 @@ class GenerateDataConfig(StrictModel):
         num_speculative_tokens: Drafted tokens per block; used only with a draft.
         output: Run directory; the records are Parquet files in `output/data`.
         prompts: Corpus of prompts, chats or documents.
-        format: `chat` wraps a text in the tokenizer's chat template as a user message; `plain` uses
-            it unchanged. Records with messages always use the chat template.
+        chat: Ask texts as messages of the user; false: as they are; unset: prompts are messages if
+            the tokenizer has a chat template, and documents are continued. Records with messages
+            always use the template.
         system_prompts: System prompts for chats that have none, used in turn; each is used for one
             pass through `temperatures`.
         num_per_prompt: Answers per prompt, each at the next temperature.
@@ -86,22 +87,22 @@ class GenerateDataConfig(StrictModel):
 
     target: str = Field(min_length=1)
     writer: Writer = ModelWriter()
-    draft: str | None = None
+    draft: Annotated[str | None, Options()] = None
     num_speculative_tokens: int = Field(default=3, ge=1)
     output: HomePath
     prompts: CorpusConfig
-    format: Literal["plain", "chat"] = "plain"
+    chat: ChatOrRaw = None
     system_prompts: tuple[str, ...] = ()
-    num_per_prompt: int = Field(default=1, ge=1)
+    num_per_prompt: Annotated[int, Options()] = Field(default=1, ge=1)
     temperatures: tuple[Temperature, ...] = Field(default=(0.0, 0.3, 0.7, 1.0), min_length=1)
-    top_p: float = Field(default=0.95, gt=0, le=1)
+    top_p: Annotated[float, Options()] = Field(default=0.95, gt=0, le=1)
     top_k: int = Field(default=0, ge=0)
-    max_prompt_tokens: int = Field(default=512, ge=1)
-    max_new_tokens: int = Field(default=256, ge=1)
+    max_prompt_tokens: Annotated[int, Options()] = Field(default=512, ge=1)
+    max_new_tokens: Annotated[int, Options()] = Field(default=256, ge=1)
     batch_size: int = Field(default=32, ge=1)
     activations: Literal["float32", "bfloat16"] = "bfloat16"
     shard_size: int = Field(default=512, ge=1)
-    workers: int = Field(default=1, ge=1)
+    workers: Annotated[int, Options()] = Field(default=1, ge=1)
     pool: Literal["processes", "ray"] = "processes"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     seed: int = 0
@@ -183,11 +184,11 @@ def plan_requests(
     encoder: bool = False,
 ) -> list[Request]:
     """The requests in the order of the prompts, without duplicates of greedy answers."""
-    plain = config.format == "plain" and all(record.kind != "chat" for record in records)
-    if config.system_prompts and plain:
+    records = asked(records, tokenizer, config.chat)
+    if config.system_prompts and all(record.kind != "chat" for record in records):
         raise ConfigError(
-            f"system_prompts is set, but {config.prompts.path} has no chats; set format to chat, "
-            "or unset system_prompts"
+            f"system_prompts is set, but {config.prompts.path} has no chats; set chat to true, or "
+            "unset system_prompts"
         )
     requests: list[Request] = []
     limit, lengths = config.max_prompt_tokens, list[int]()
@@ -197,12 +198,12 @@ def plan_requests(
         encoded: dict[str, list[int]] = {}
         greedy: set[str] = set()  # system prompts of the greedy answers
         # A decoder-only target continues a document, so its first tokens are the prompt.
-        continues = record.kind == "document" and config.format == "plain" and not encoder
+        continues = record.kind == "document" and not encoder
         for answer in range(config.num_per_prompt):
             round_, position = divmod(index + answer, num_temperatures)
             temperature = config.temperatures[position]
             # One system prompt per pass through the temperatures gives all combinations.
-            system, prompt = _as_prompt(record, systems[round_ % len(systems)], config.format)
+            system, prompt = _with_system(record, systems[round_ % len(systems)])
             if temperature == 0 and system in greedy:
                 continue
             if temperature == 0:
@@ -239,23 +240,16 @@ def _named(records: Iterable[Record]) -> Iterable[tuple[str, Record]]:
         yield name, record
 
 
-def _as_prompt(record: Record, system: str, form: str) -> tuple[str, Record]:
-    """System prompt in use, and the record in the requested format."""
-    if record.kind != "chat" and form == "plain":
+def _with_system(record: Record, system: str) -> tuple[str, Record]:
+    """System prompt in use, and the record with it."""
+    if record.kind != "chat":
         return "", record
     messages = record.messages
-    if record.kind != "chat":
-        if not isinstance(record.text, str):
-            raise PromptError(
-                f"{record.where} has tokens, and format chat needs text; give text, or set "
-                "format to plain"
-            )
-        messages = ({"role": "user", "content": record.text},)
     if messages[0]["role"] == "system":
-        system = text_of(messages[0]["content"])
-    elif system:
+        return text_of(messages[0]["content"]), record
+    if system:
         messages = ({"role": "system", "content": system}, *messages)
-    return system, dataclasses.replace(record, kind="chat", messages=messages)
+    return system, dataclasses.replace(record, messages=messages)
 
 
 def _seed(seed: int, name: str) -> int:

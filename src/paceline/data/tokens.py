@@ -53,6 +53,25 @@ def read_prompts(
     return encode_prompts(records, tokenizer, max_tokens=max_tokens, encoder=encoder)
 
 
+def asked(
+    records: Iterable[Record], tokenizer: PreTrainedTokenizerBase, chat: bool | None
+) -> list[Record]:
+    """Records as an engine is asked: as texts, or by the chat template, as chats always are.
+
+    `chat`: texts are messages of the user; None: prompts are, if the tokenizer has a template,
+    while documents are continued.
+
+    Raises:
+        PromptError: a record has tokens, and `chat` is true.
+    """
+    if chat is None and tokenizer.chat_template:
+        return [
+            record.as_chat() if record.kind == "prompt" and isinstance(record.text, str) else record
+            for record in records
+        ]
+    return [record.as_chat() if chat else record for record in records]
+
+
 def encode_prompts(
     records: Iterable[Record],
     tokenizer: PreTrainedTokenizerBase,

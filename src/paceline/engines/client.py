@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ValidationError
 
+from paceline.environment import how_to_install
 from paceline.errors import EngineError, UsageError, shorten
 
 if TYPE_CHECKING:
@@ -170,7 +171,7 @@ def check_packages() -> None:
     missing = [n for n in ("httpx2", "prometheus_client") if importlib.util.find_spec(n) is None]
     if missing:
         raise UsageError(
-            f"engine servers need {' and '.join(missing)}: pip install -e '.[engines]'"
+            f"engine servers need {' and '.join(missing)}: {how_to_install('engines')}"
         )
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from paceline.environment import how_to_install
 from paceline.errors import UnsupportedModelError, UsageError
 from paceline.models.gguf.architectures import ARCHITECTURES, PAIRS, ROPE_FACTORS
 from paceline.models.gguf.conversion import open_gguf, rotated_by_pairs, tensor_names
@@ -56,7 +57,7 @@ def write_gguf(
         UnsupportedModelError: llama.cpp or this writer does not support the model.
     """
     if importlib.util.find_spec("gguf") is None:
-        raise UsageError(f"writing {path.name} needs the gguf package: pip install -e '.[gguf]'")
+        raise UsageError(f"writing {path.name} needs the gguf package: {how_to_install('gguf')}")
     import gguf
 
     hf: Any = model.hf

@@ -9,6 +9,7 @@ from paceline.config import StrictModel
 from paceline.data.examples import record_examples
 from paceline.data.prompts import CorpusConfig, Record, read_records
 from paceline.errors import SlowerWarning, UnsupportedModelError
+from paceline.export.gguf_file import FAMILIES
 from paceline.models import load_model, prepare_for_decoding
 from paceline.models.admission.model import Admission, admit
 from paceline.models.answer_text import answer_text
@@ -94,7 +95,9 @@ def inspect(path: str, chat: CorpusConfig | None = None) -> ModelReport:
     facts = _facts(model) | {
         "sessions": _SESSIONS[model.sessions],
         "compared with": _comparison(admission),
-        "tokenizer": _tokenizer(model),
+        "tokenizer": type(model.tokenizer).__name__,
+        "chat template": "yes" if getattr(model.tokenizer, "chat_template", None) else "none",
+        "exports": _exports(model),
         "pass": describe_pass(prepared),
     }
     if prepared.device.type == "cpu":
@@ -150,12 +153,12 @@ def _comparison(admission: Admission) -> str:
     )
 
 
-def _tokenizer(model: HfModel) -> str:
-    tokenizer: Any = model.tokenizer
-    if tokenizer is None:
-        return "none"
-    template = "with" if tokenizer.chat_template else "without"
-    return f"{type(tokenizer).__name__}, {template} a chat template"
+def _exports(model: HfModel) -> str:
+    """Engines that a draft of this family is exported to."""
+    if model.decoder_prompt is not None:
+        return "transformers"
+    more = ", llamacpp" if model.hf.config.model_type in FAMILIES else ""
+    return f"transformers, vllm, sglang{more}"
 
 
 def _examples(model: HfModel, chat: CorpusConfig | None) -> list[TrainedText]:

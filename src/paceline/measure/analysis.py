@@ -252,7 +252,8 @@ def analyze(config: AnalyzeConfig, progress: Progress = silent) -> PredictedFron
     checked(config)
     pair = load_models(config, progress)
     marks = {name: fingerprint(getattr(config, name)) for name in ("target", "draft")}
-    return analyze_models(*pair, config.read_prompts(pair), config, progress, marks)
+    config, prompts = pair.prompts(config)
+    return analyze_models(*pair, prompts, config, progress, marks)
 
 
 def analyze_models(

@@ -15,17 +15,18 @@ kept.
 # T positions, V vocabulary, K cells
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
+import math
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from paceline.config import Result, StrictModel
-from paceline.core.goodness_of_fit import equal_mass_cells, g_test
+from paceline.config import Options, Result, StrictModel
+from paceline.core.goodness_of_fit import equal_mass_cells, g_test, least_tokens
 from paceline.core.rules import Lossless
 from paceline.core.sampling import SamplingParams, proposal_params, to_probs
-from paceline.data.input_checks import InputChecks, checked
+from paceline.data.input_checks import InputChecks, checked, note
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.errors import NOT_DONE, VERDICT
 from paceline.measure.acceptance import forced_logits, penalised_text
@@ -60,16 +61,16 @@ class VerifyConfig(PairConfig):
         tolerance: Logits closer than this count as equal; None: 0.001 in float32, else 0.25.
     """
 
-    num_prompts: int = Field(default=20, ge=1)
-    max_new_tokens: int = Field(default=64, ge=2)
+    num_prompts: Annotated[int, Options()] = Field(default=20, ge=1)
+    max_new_tokens: Annotated[int, Options()] = Field(default=64, ge=2)
     batch_size: int = Field(default=1, ge=1)
     # In 16 bits, rounding differs more between passes over one and over several tokens.
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "float32"
-    gamma: int = Field(default=4, ge=1)
+    gamma: Annotated[int, Options()] = Field(default=4, ge=1)
     num_cells: int = Field(default=16, ge=2, le=2**16)
     false_alarm: float = Field(default=1e-4, gt=0, lt=1)
     tolerance: float | None = Field(default=None, ge=0)
-    self_test: bool = False
+    self_test: Annotated[bool, Options()] = False
 
     @property
     def tie(self) -> float:
@@ -81,7 +82,13 @@ class VerifyConfig(PairConfig):
     def check(self, checks: InputChecks) -> None:
         checks.device(self.device)
         models = checks.pair(self.target, self.draft)
-        self.check_prompts(checks, models[:1], new_tokens=1)
+        most = self.check_prompts(checks, models[:1], new_tokens=1) * (self.max_new_tokens - 1)
+        if most < 2 * (needed := least_tokens(self.num_cells)):
+            note(
+                f"the texts have at most {most} tokens to test, fewer if they end early, and the "
+                f"test of sampled tokens needs {needed}: give more prompts, and raise num_prompts "
+                "or max_new_tokens"
+            )
 
 
 def reference_name(model: Model) -> str:
@@ -194,12 +201,13 @@ class DistributionCheck(StrictModel):
 
     @property
     def passed(self) -> bool:
-        return self.p_value >= self.false_alarm and not self.counts["impossible"]
+        """False if the rule is not lossless; true also with too few tokens for the test."""
+        return not (self.p_value < self.false_alarm or self.counts["impossible"])
 
     @property
     def p_value(self) -> float:
-        """How often a lossless rule has counts at least as unequal."""
-        return self.row.totals["p_value"]
+        """How often a lossless rule has counts at least as unequal; NaN: too few tokens."""
+        return self.row.totals.get("p_value", math.nan)
 
     @property
     def cell_counts(self) -> list[int]:
@@ -244,11 +252,19 @@ class LosslessnessReport(Result):
 
     @property
     def word(self) -> Literal["PASSED", "FAILED", "UNDECIDED"]:
-        """The verdict. UNDECIDED: both checks passed, but the broken rule did so, too."""
+        """The verdict. UNDECIDED: there are too few tokens, or the broken rule passed, too."""
         if not (self.greedy.passed and self.distribution.passed):
             return "FAILED"
-        broken = self.broken_distribution
-        return "PASSED" if broken is None or not broken.passed else "UNDECIDED"
+        return "UNDECIDED" if self.open_question else "PASSED"
+
+    @property
+    def open_question(self) -> str:
+        """Why a pair that failed no test has not passed, and what to do; empty: it has."""
+        counts, broken = self.distribution.counts, self.broken_distribution
+        if math.isnan(self.distribution.p_value):
+            needed = least_tokens(counts["cells"])
+            return f"{counts['tokens']} sampled tokens are too few, wanted {needed}; {_MORE}"
+        return _BROKEN_PASSED if broken is not None and broken.passed else ""
 
     @property
     def exit_code(self) -> int:
@@ -256,11 +272,11 @@ class LosslessnessReport(Result):
         return {"PASSED": 0, "FAILED": VERDICT, "UNDECIDED": NOT_DONE}[self.word]
 
 
-OPEN_QUESTION = (
+_MORE = "give more prompts, and raise --num-prompts or --max-new-tokens"
+_BROKEN_PASSED = (
     "the broken rule passed, too: the texts are too few, or the draft is almost equal to its "
-    "target; give more prompts and raise --num-prompts"
+    f"target; {_MORE}"
 )
-"""Why a verdict is UNDECIDED, and what to do."""
 
 
 class KeepsHalfOfTheRejected(Lossless):
@@ -289,7 +305,7 @@ def verify_losslessness(config: VerifyConfig, progress: Progress = silent) -> Lo
     target = load_model(config.target, dtype=config.dtype, device=config.device)
     tokenizer_of(target, config.target)
     draft = load_beside(target, config.draft, config.device)
-    prompts = config.read_prompts(Pair(target, draft))
+    config, prompts = Pair(target, draft).prompts(config)
     ready = prepare_for_decoding(draft, config.draft_weights)
     served = prepare_for_decoding(target)
     return verify_models(served, ready, prompts, config, progress, reference=target)
@@ -439,9 +455,9 @@ def check_distribution(
             num_impossible += int((~possible_T).sum())
             num_border += int((possible_T & ~sure_T).sum())
         progress(f"sampled texts ({type(rule).__name__})", start + len(batch), len(prompts))
-    g, p_value = g_test(counts_K)
-    totals = {"g_statistic": g, "p_value": p_value}
-    totals |= {"impossible": num_impossible, "border": num_border}
+    totals = {"impossible": num_impossible, "border": num_border}
+    if int(counts_K.sum()) >= least_tokens(config.num_cells):
+        totals |= dict(zip(("g_statistic", "p_value"), g_test(counts_K), strict=True))
     sums = {"tokens": [int(count) for count in counts_K]}
     row = _row(config, "cells of the G-test", sums, rule, config.sampling, **totals)
     return DistributionCheck(row=row, false_alarm=config.false_alarm)

@@ -23,16 +23,25 @@ from paceline.measure.engine_costs import (
     words_of_starts,
 )
 from paceline.measure.latency import (
+    PassCosts,
     PassTimer,
     candidates,
     choose_gamma,
     num_choosing,
     time_pairs,
 )
-from paceline.measure.pair import PairConfig, sample_texts
+from paceline.measure.pair import PairConfig, sample_texts, trained_acceptance
 from paceline.measure.results import ACCEPTANCE, disturbance, gamma_of, value_of
-from paceline.measure.verdict import Verdict, best_code, decide, decide_by_expected, not_timed
+from paceline.measure.verdict import (
+    Verdict,
+    best_code,
+    decide,
+    decide_by_expected,
+    next_step,
+    not_timed,
+)
 from paceline.models.compatibility import without_rollback
+from paceline.models.inspection import inspect_model
 from paceline.models.loading import fingerprint
 from paceline.progress import Progress, silent
 from paceline.results.figures import FIGURES, as_values
@@ -41,6 +50,7 @@ from paceline.results.row import Row, Source, select
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from paceline.models import HfModel
     from paceline.models.contract import Model
     from paceline.models.inspection import ModelFacts
     from paceline.results.figures import Figure
@@ -64,7 +74,7 @@ class MeasureConfig(WithCosts, PairConfig):
         default=(1, 2, 3, 4, 5, 6, 8), min_length=1
     )
     pass_repeats: int = Field(default=31, ge=1)
-    timed_prompts: int = Field(default=16, ge=0)
+    timed_prompts: Annotated[int, Options()] = Field(default=16, ge=0)
 
     @property
     def drafts(self) -> list[str]:
@@ -130,7 +140,12 @@ class Measurement(Result):
         """Expected speedup at the gamma of the verdict; None if requests were timed."""
         if self.requests is not None or not self.verdict.timed:
             return None
-        return self.figure("expected_speedup", select(self.blocks, gamma=self.verdict.gamma)[0])
+        return self.figure("expected_speedup", self.judged)
+
+    @property
+    def judged(self) -> Row:
+        """The row of the scored texts with blocks of the gamma of the verdict, else the first."""
+        return next(iter(select(self.blocks, gamma=self.verdict.gamma)), self.blocks[0])
 
     @property
     def texts(self) -> Row:
@@ -194,22 +209,36 @@ def measure(config: MeasureConfig, progress: Progress = silent) -> Measurement:
 
 @begin()
 def measure_each(config: MeasureConfig, progress: Progress = silent) -> list[Measurement]:
-    """As `measure`, for each draft: the target is loaded, and writes its texts, once."""
+    """As `measure`, for each draft: the target is loaded, and writes its texts, once.
+
+    Drafts of one shape share the costs of their passes.
+    """
     checked(config)
     costs, target, texts = None, None, None
     if config.costs is not None:
         costs = read_costs(config.costs)
         config = as_served(config, costs)
     marks = {"target": fingerprint(config.target)}
-    found: list[Measurement] = []
+    found, passes = list[Measurement](), dict[object, list[PassCosts]]()
     for draft in config.drafts:
         one = config.model_copy(update={"draft": draft, "other_drafts": []})
         pair = load_models_of(one, costs, progress, target)
-        target, prompts = pair.target, one.read_prompts(pair)
+        target, (one, prompts) = pair.target, pair.prompts(one)
         texts = texts or sample_texts(target, prompts, one, one.sampling, progress)
         marks |= {"draft": fingerprint(draft)}
-        found.append(measure_models(*pair, prompts, one, progress, costs, marks, texts))
+        own = passes.setdefault(_shape(pair.draft, draft) if config.other_drafts else "", [])
+        found.append(measure_models(*pair, prompts, one, progress, costs, marks, texts, own))
     return found
+
+
+def _shape(draft: HfModel, path: str) -> object:
+    """What the time of a pass depends on: equal for drafts that differ in their weights alone."""
+    weights = inspect_model(path).hf.named_parameters()
+    proposed = draft.draft_vocabulary
+    return (
+        tuple((name, tuple(weight.shape)) for name, weight in weights),
+        None if proposed is None else len(proposed),
+    )
 
 
 def as_served(config: MeasureConfig, costs: EngineCosts) -> MeasureConfig:
@@ -235,11 +264,13 @@ def measure_models(
     engine: EngineCosts | None = None,
     fingerprints: Mapping[str, str] = MappingProxyType({}),
     completions: Sequence[Sequence[int]] | None = None,
+    passes: list[PassCosts] | None = None,
 ) -> Measurement:
     """Measure two models, with these fingerprints, prepared for decoding, on tokenized prompts.
 
     `engine`: costs of an engine, used instead of timing passes. `completions`: texts of the target
-    after the prompts, as `sample_texts` gives them.
+    after the prompts, as `sample_texts` gives them. `passes`: the costs of passes of a draft of
+    this shape, if they were timed; else they are added.
     """
     prompts = prompts[: config.num_prompts]
     if completions is None:
@@ -264,19 +295,32 @@ def measure_models(
         costs = engine.step_costs(gammas, config.concurrency)
         setting = {"engine": costs.engine, "concurrency": config.concurrency}
     elif architecture is None:
-        costs = PassTimer.within(texts, gammas).run(config.pass_repeats, progress)
+        passes = [] if passes is None else passes
+        if not passes:
+            passes.append(PassTimer.within(texts, gammas).run(config.pass_repeats, progress))
+        costs = passes[0]
     if costs is not None:
         seconds = {name: getattr(costs, name) for name in _PASSES}
         row, *blocks = (one.extended({}, seconds, **setting) for one in (row, *blocks))
         blocks = [costs.priced(of_gamma) for of_gamma in blocks]
+    disturbed, speedup = disturbance(blocks), None
     if engine is None and architecture is not None:
         verdict = not_timed(acceptance, architecture)
     elif config.timed_prompts and engine is None:  # also if no speedup is expected
         chosen, timed = _time_best(texts, blocks, config, progress)
-        verdict = decide(acceptance, chosen, timed[-1])
+        verdict = decide(acceptance, chosen, timed[-1], disturbed=bool(disturbed))
+        speedup = FIGURES["speedup"].measure(timed[-1])
     else:
         remark = "" if engine is None else words_of_starts(engine.starts)
-        verdict = decide_by_expected(acceptance, blocks, remark)
+        verdict = decide_by_expected(acceptance, blocks, remark, disturbed)
+        (chosen,) = select(blocks, gamma=verdict.gamma)
+        speedup = FIGURES["expected_speedup"].measure(chosen)
+    if disturbed:
+        verdict = verdict.model_copy(update={"next": "stop other programs and run again"})
+    elif speedup is not None:
+        trained = trained_acceptance(config.draft)
+        advice = next_step(verdict, acceptance, blocks, speedup, trained)
+        verdict = verdict.model_copy(update={"next": advice})
     return Measurement(
         config=config,
         rows=[row, *blocks, *timed],
@@ -360,7 +404,7 @@ class DraftComparison(Result):
 
     schema_version: Literal[2] = 2
     kind: Literal["measure drafts"] = "measure drafts"
-    computed: ClassVar = ("compared",)
+    computed: ClassVar = ("compared", "conclusion")
     measurements: list[Measurement] = Field(min_length=1)
 
     @model_serializer(mode="wrap")
@@ -369,7 +413,7 @@ class DraftComparison(Result):
         for line in lines:
             for name in ("value", "difference"):
                 line[name] = line[name] and line[name].as_object()
-        return fields(self) | {"compared": lines}
+        return fields(self) | {"compared": lines, "conclusion": self.conclusion}
 
     @property
     def summary(self) -> str:
@@ -390,6 +434,34 @@ class DraftComparison(Result):
     def exit_code(self) -> int:
         """0 if any verdict is GO, 1 if all are NO-GO, else 3."""
         return best_code([found.verdict.exit_code for found in self.measurements])
+
+    @property
+    def conclusion(self) -> str:
+        """Which draft is better, or that it is not shown: by the last speedup of `compared`.
+
+        The best draft is compared with each of the others, paired by prompt, with intervals that
+        share an error of 5%.
+        """
+        requests = [found.requests for found in self.measurements]
+        rows = [fastest(found) for found in self.measurements]
+        names = ("expected_speedup", "block_efficiency")
+        name = next(name for name in names if all(FIGURES[name].is_in(row) for row in rows))
+        if None not in requests:
+            name, rows = "speedup", cast("list[Row]", requests)
+        figure, words = FIGURES[name], FIGURES[name].words
+        best = max(range(len(rows)), key=lambda place: figure.value(rows[place]))
+        others = [place for place in range(len(rows)) if place != best]
+        if not others:
+            return ""
+        confidence = 1 - 0.05 / len(others)
+        less = [paired_difference(figure, rows[best], rows[i], confidence) for i in others]
+        if any(one.low <= 0 for one in less):
+            return f"no draft is shown to be better: the difference in {words} may be 0"
+        listed = ", ".join(
+            f"{one.value:.3f} ({one.low:.3f} to {one.high:.3f}) over {self.drafts[place]}"
+            for one, place in zip(less, others, strict=True)
+        )
+        return f"better: {self.drafts[best]}, {words} +{listed}"
 
     def compared(self) -> list[Compared]:
         """Acceptance; tokens per target call; speedups.
@@ -424,7 +496,9 @@ class DraftComparison(Result):
             yield Compared(name, found.config.draft, gamma, figure.measure(row), less)
 
 
-def paired_difference(figure: Figure, first: Row, second: Row) -> Interval:
+def paired_difference(
+    figure: Figure, first: Row, second: Row, confidence: float = 0.95
+) -> Interval:
     """A figure of `first` - that of `second`, on the units that both measured.
 
     What makes a unit hard for both cancels. The interval is over units; that of one unit is
@@ -434,7 +508,8 @@ def paired_difference(figure: Figure, first: Row, second: Row) -> Interval:
     sides = [row.only([unit for unit in row.units if unit in shared]) for row in (first, second)]
     base = FIGURES[figure.of or figure.name]
     one, two = (figure.value(row) / base.value(row) if figure.of else 1.0 for row in sides)
-    return difference_interval(*map(base.columns, sides), scales=(one, two))
+    columns = map(base.columns, sides)
+    return difference_interval(*columns, scales=(one, two), confidence=confidence)
 
 
 def fastest(found: Measurement) -> Row:

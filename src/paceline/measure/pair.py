@@ -2,38 +2,43 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, Protocol
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Protocol, Self, TypeVar, cast
 
 from pydantic import Field, model_validator
 
 from paceline.config import Options, StrictModel
 from paceline.core.sampling import SamplingParams, proposal_params
-from paceline.data import CorpusConfig, read_prompts, read_records
+from paceline.data import CorpusConfig, read_records
 from paceline.data.collate import batches_of_like_length
 from paceline.data.input_checks import note
-from paceline.data.tokens import encode_prompt, truncated
+from paceline.data.prompts import ChatOrRaw
+from paceline.data.tokens import asked, encode_prompt, encode_prompts, truncated
 from paceline.decode import AutoregressiveDecoder
-from paceline.errors import ContextLengthError
+from paceline.errors import ContextLengthError, UsageError
 from paceline.models import load_model, prepare_for_decoding
 from paceline.models.compatibility import check_same_vocabulary
 from paceline.models.loading import tokenizer_of
 from paceline.progress import Progress, silent
+from paceline.records import RunDirectory
 from paceline.tasks import Code
 from paceline.tasks.base import examples_of
 from paceline.tasks.row_task import RowTask
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from pathlib import Path
 
     from paceline.data.input_checks import InputChecks
+    from paceline.data.prompts import Record
     from paceline.models import HfModel
-    from paceline.models.contract import Model
+    from paceline.models.contract import Model, Tokenizer
     from paceline.models.inspection import ModelFacts
     from paceline.results.row import Label
     from paceline.tasks import Task
 
 
+AnyPair = TypeVar("AnyPair", bound="PairConfig")
 SampledBy = Annotated[SamplingParams, Options("temperature", "top_p", "top_k")]
 DraftedBy = Annotated[SamplingParams | None, Options(draft_temperature="temperature")]
 
@@ -44,11 +49,11 @@ class ModelsConfig(StrictModel):
     target: str
     draft: str
     max_prompt_tokens: int | None = Field(default=None, ge=1)
-    max_new_tokens: int = Field(default=64, ge=1)
+    max_new_tokens: Annotated[int, Options()] = Field(default=64, ge=1)
     seed: int = 0
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: str = "auto"
-    draft_weights: Literal["auto", "int8"] = "auto"
+    draft_weights: Annotated[Literal["auto", "int8"], Options()] = "auto"
     """int8: quantize the draft's weights to 8 bits before measuring."""
 
 
@@ -56,15 +61,19 @@ class PairConfig(ModelsConfig):
     """Models, prompts and sampling.
 
     Attributes:
+        chat: Ask texts as messages of the user, by the chat template; false: as they are; unset:
+            prompts are messages if the target has a template, and documents are continued. Rows
+            with messages always use the template.
         draft_sampling: Sampling parameters of the draft; None: the same as `sampling`. Most engines
             draft greedily: `{temperature: 0}`.
     """
 
     prompts: CorpusConfig
+    chat: ChatOrRaw = None
     sampling: SampledBy = SamplingParams()
     draft_sampling: DraftedBy = None
     batch_size: int = Field(default=16, ge=1)
-    num_prompts: int = Field(default=32, ge=1)
+    num_prompts: Annotated[int, Options()] = Field(default=32, ge=1)
 
     @model_validator(mode="after")
     def _one_penalty(self) -> PairConfig:
@@ -84,14 +93,34 @@ class PairConfig(ModelsConfig):
         """The sampling parameters of both models and the maximum length, as in `PairTexts`."""
         return self.sampling, self.draft_sampling, self.max_new_tokens
 
-    def read_prompts(self, pair: Pair) -> list[list[int]]:
-        """Read the first `num_prompts` prompts as tokens; later ones are not read."""
-        return read_prompts(
-            self.prompts.first(self.num_prompts),
-            pair.tokenizer,
-            max_tokens=self.max_prompt_tokens,
-            encoder=pair.target.decoder_prompt is not None,
-        )
+    def read_prompts(
+        self, tokenizer: Tokenizer, *, encoder: bool = False
+    ) -> tuple[Self, list[list[int]]]:
+        """Read the first `num_prompts` prompts as tokens; later ones are not read.
+
+        `encoder`: the target is an encoder-decoder.
+
+        Returns:
+            This configuration with `chat` as it is for these prompts, None if the template is for
+            some of them, and the prompts.
+        """
+        records = self._records(tokenizer)
+        limit = self.max_prompt_tokens
+        prompts = encode_prompts(records, tokenizer, max_tokens=limit, encoder=encoder)
+        return self._decided(records), prompts
+
+    def _records(self, tokenizer: Tokenizer) -> list[Record]:
+        return asked(read_records(self.prompts.first(self.num_prompts)), tokenizer, self.chat)
+
+    def _decided(self, records: Sequence[Record]) -> Self:
+        chats = {record.kind == "chat" for record in records}
+        return self.model_copy(update={"chat": chats.pop() if len(chats) == 1 else None})
+
+    @property
+    def prompt_words(self) -> str:
+        """How the prompts are asked, of the configuration of a result."""
+        words = {True: "chat template", False: "raw prompts", None: "chats and raw prompts"}
+        return words[self.chat]
 
     def note_defaults(self, checks: InputChecks) -> None:
         """Say if `sampling` is not set, and engines would sample otherwise by default."""
@@ -117,18 +146,16 @@ class PairConfig(ModelsConfig):
         models: Iterable[ModelFacts],
         *,
         new_tokens: int,
-    ) -> None:
-        """Check that the prompts and their `new_tokens` fit the models' context."""
+    ) -> int:
+        """Check that the prompts and their `new_tokens` fit the models' context; -> how many."""
         models = list(models)
         encoder = any(model.decoder_prompt is not None for model in models)
         limit = _least(model.max_length for model in models)
         source_limit = _least(model.max_source_length for model in models)
-        tokenizer = next((m.tokenizer for m in models if m.tokenizer is not None), None)
-        records = read_records(self.prompts.first(self.num_prompts))
-        most, lengths = self.max_prompt_tokens, list[int]()
+        tokenizer = next(m.tokenizer for m in models if m.tokenizer is not None)
+        most, lengths, first = self.max_prompt_tokens, list[int](), ""
+        records = self._records(tokenizer)
         for record in records:
-            if tokenizer is None:
-                break
             tokens = encode_prompt(record, tokenizer)
             if most is not None:
                 tokens = truncated(tokens, most, record, tokenizer, encoder=encoder)
@@ -141,12 +168,23 @@ class PairConfig(ModelsConfig):
             if not encoder:
                 _check_room(record.where, length, new_tokens, limit)
             lengths.append(length)
-        of = f" of {min(lengths)} to {max(lengths)} tokens" if lengths else ""
-        checks.lines.append(f"prompts: {self.prompts.path}, {len(records)} prompts{of}")
+            first = first or str(cast("Any", tokenizer).decode(tokens))
+        form = self._decided(records).prompt_words
+        checks.lines += [
+            f"prompts: {self.prompts.path}, {len(lengths)} prompts of {min(lengths)} to "
+            f"{max(lengths)} tokens, {form}; the first one, as the target reads it:",
+            first,
+        ]
+        return len(lengths)
 
 
-def check_task(checks: InputChecks, name: str, task: Task, count: int, seed: int) -> None:
-    """Check the texts of a task, that it has `count` examples, and its scoring library."""
+def check_task(
+    checks: InputChecks, name: str, task: Task, count: int, seed: int, counted: str = "num_prompts"
+) -> None:
+    """Check the texts of a task, that it has `count` examples, and its scoring library.
+
+    `counted`: the settings that ask for as many, for the message.
+    """
     task.versions()
     texts = ("corpus", "train_corpus")
     if isinstance(task, RowTask | Code):  # read columns that other commands do not accept
@@ -154,7 +192,10 @@ def check_task(checks: InputChecks, name: str, task: Task, count: int, seed: int
     for key in texts:
         if (text := getattr(task, key, None)) is not None:
             checks.text(f"{name}.{key}", text)
-    examples_of(task, "test", count, seed)
+    try:
+        examples_of(task, "test", count, seed)
+    except UsageError as error:
+        raise type(error)(f"{error} ({counted})") from None
 
 
 def _check_room(where: str, length: int, num_new: int, limit: int | None) -> None:
@@ -195,6 +236,11 @@ class Pair(NamedTuple):
         assert self.target.tokenizer is not None, "load_models checks it"
         return self.target.tokenizer
 
+    def prompts(self, config: AnyPair) -> tuple[AnyPair, list[list[int]]]:
+        """The prompts of a configuration, as its `read_prompts`."""
+        encoder = self.target.decoder_prompt is not None
+        return config.read_prompts(self.tokenizer, encoder=encoder)
+
 
 def load_models(
     config: ModelsConfig,
@@ -220,6 +266,14 @@ def load_models(
     pair = Pair(prepare_for_decoding(target), ready)
     progress("loading", 2, 2)
     return pair
+
+
+def trained_acceptance(draft: str) -> float:
+    """Acceptance on held-out text at the end of the run that made the draft; NaN: not known."""
+    path = Path(draft).expanduser()
+    result = RunDirectory(path.parent).read_result() if path.name == "draft" else None
+    after: dict[str, float] = (result or {}).get("after") or {}
+    return after.get("expected_acceptance", math.nan)
 
 
 def load_beside(target: HfModel, path: str | Path, device: str = "auto") -> HfModel:

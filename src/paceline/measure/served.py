@@ -9,7 +9,6 @@ from pydantic import Field, model_validator
 
 from paceline.config import Options, Result, StrictModel
 from paceline.core.bootstrap import Interval
-from paceline.data import read_prompts
 from paceline.data.input_checks import checked
 from paceline.engines.assisted import Transformers
 from paceline.engines.commands import EngineChoice
@@ -69,9 +68,9 @@ class ServedConfig(PairConfig):
     """
 
     engine: Annotated[EngineChoice, Options("engine", "url")]
-    num_prompts: int = Field(default=64, ge=1)
-    max_new_tokens: int = Field(default=64, ge=3)
-    num_speculative_tokens: int = Field(default=3, ge=1)
+    num_prompts: Annotated[int, Options()] = Field(default=64, ge=1)
+    max_new_tokens: Annotated[int, Options()] = Field(default=64, ge=3)
+    num_speculative_tokens: Annotated[int, Options()] = Field(default=3, ge=1)
     drafting: DraftSampling = "greedy"
     starts: int = Field(default=2, ge=1)
     write_costs: Annotated[WriteCosts | None, Options(write_costs="file")] = None
@@ -330,8 +329,7 @@ def measure_served(config: ServedConfig, progress: Progress = silent) -> ServedM
     checked(config)
     config.engine.kind.check_draft_path(config.engine.draft or config.draft)
     tokenizer = load_tokenizer(config.target)
-    asked = config.prompts.first(config.num_prompts)
-    prompts = read_prompts(asked, tokenizer, max_tokens=config.max_prompt_tokens)
+    config, prompts = config.read_prompts(tokenizer)
     requests = [
         Request(prompt, config.max_new_tokens, config.sampling, config.seed + number)
         for number, prompt in enumerate(prompts)

@@ -32,9 +32,11 @@ class Verdict(StrictModel):
         decided: False without a verdict: the interval includes 1, too few requests were measured,
             or blocks cannot be timed. Then `go` is false.
         timed: False if blocks of these models cannot be timed.
-        includes_one: True if there is no verdict because the interval of the speedup includes 1.
+        includes_one: True if there is no verdict because the interval of the speedup includes 1, or
+            because it is from disturbed timings.
         gamma: Drafted tokens per block of the speedup; 0 if blocks cannot be timed.
         reason: One sentence.
+        next: What to do next, in one sentence; empty if the reason says it.
     """
 
     go: bool
@@ -43,6 +45,7 @@ class Verdict(StrictModel):
     includes_one: bool = False
     gamma: int = 0
     reason: str
+    next: str = ""
 
     def __str__(self) -> str:
         return f"{self.word}: {self.reason}"
@@ -74,13 +77,16 @@ def confidence_of_low(num_gammas: int) -> float:
     return 1 - _ERROR_RATE / num_gammas
 
 
-def decide(acceptance: Interval, best: Row, requests: Row) -> Verdict:
+def decide(acceptance: Interval, best: Row, requests: Row, *, disturbed: bool = False) -> Verdict:
     """GO if the whole interval of the measured speedup is above 1, NO-GO if it is below.
 
     UNDECIDED if it includes 1, TOO FEW with fewer than 8 requests (`core.bootstrap.LEAST_UNITS`).
     `best`: the row of the scored texts, with blocks of the gamma of the timed `requests`.
+    `disturbed`: the costs of blocks are wrong, so the reason does not name a break-even; the
+    requests are interleaved.
     """
-    where, standing = f"at gamma {gamma_of(best)}", _standing(acceptance, best)
+    where = f"at gamma {gamma_of(best)}"
+    standing = f"acceptance {acceptance.value:.3f}" if disturbed else _standing(acceptance, best)
     speedup = FIGURES["speedup"].measure(requests)
     return _by_requests(speedup, requests, where, standing, ("timed_prompts", "num_prompts"))
 
@@ -112,7 +118,9 @@ def not_timed(acceptance: Interval, architecture: str) -> Verdict:
     return Verdict(go=False, decided=False, timed=False, reason=reason)
 
 
-def decide_by_expected(acceptance: Interval, rows: Sequence[Row], remark: str = "") -> Verdict:
+def decide_by_expected(
+    acceptance: Interval, rows: Sequence[Row], remark: str = "", disturbed: str = ""
+) -> Verdict:
     """As `decide`, by the expected speedups of all gammas; the gamma is the fastest that decides.
 
     GO if some gamma's lower limit, with an allowance for their number, is above 1, NO-GO if every
@@ -122,6 +130,7 @@ def decide_by_expected(acceptance: Interval, rows: Sequence[Row], remark: str = 
         acceptance: On the scored texts.
         rows: Of the scored texts, with the blocks of each gamma and their costs.
         remark: What the intervals leave out.
+        disturbed: Why the costs are wrong; then there is no verdict.
     """
     figure, confidence = FIGURES["expected_speedup"], confidence_of_low(len(rows))
 
@@ -138,6 +147,9 @@ def decide_by_expected(acceptance: Interval, rows: Sequence[Row], remark: str = 
     if count < LEAST_UNITS:
         expected = f"expected {speedup.value:.2f}x{where}"
         return _too_few(expected, gamma, count, "text", "num_prompts")
+    if disturbed:
+        reason = f"expected {_words(speedup)}{where}, but {disturbed}"
+        return Verdict(go=False, decided=False, includes_one=True, gamma=gamma, reason=reason)
     standing = _standing(acceptance, best)
     if engine:
         tau, needed = FIGURES["block_efficiency"].value(best), best.totals["block_cost"]
@@ -185,6 +197,52 @@ def _side(border: float, figure: Interval) -> str:
     if figure.low > border:
         return "above"
     return "below" if figure.high < border else "near"
+
+
+_MOST_FACTOR = 20  # of units to measure, beyond which a verdict is not worth its time
+
+
+def next_step(
+    verdict: Verdict, acceptance: Interval, rows: Sequence[Row], speedup: Interval, trained: float
+) -> str:
+    """What to do after a verdict.
+
+    Args:
+        verdict: The verdict, on costs that were not disturbed.
+        acceptance: On the scored texts.
+        rows: Of the scored texts, with the blocks of each gamma and their costs.
+        speedup: That of the verdict.
+        trained: Acceptance on the held-out text of the draft's training; NaN if it is not known.
+    """
+    if not verdict.decided and not verdict.includes_one:
+        return ""
+    if verdict.go:
+        most = max(map(gamma_of, rows))
+        if most > 1 and verdict.gamma == most:
+            return f"try longer blocks: --gammas {most},{most + most // 2},{2 * most}"
+        return "test that decoding is lossless (paceline verify), then paceline export"
+    if not verdict.decided:
+        factor = ((speedup.high - speedup.low) / 2 / max(abs(speedup.value - 1), 1e-9)) ** 2
+        if factor > _MOST_FACTOR:
+            return "serve without this draft: its speedup is near 1; a better draft needs alignment"
+        return f"measure about {max(2, math.ceil(1.2 * factor))} times as many prompts"
+    needed = {
+        gamma_of(row): row.totals["break_even_acceptance"]
+        for row in rows
+        if "break_even_acceptance" in row.totals
+    }
+    if not needed:
+        return "make a smaller draft (fewer --layers, a --vocabulary): no acceptance pays its cost"
+    gamma = min(needed, key=needed.__getitem__)
+    if acceptance.value < needed[gamma]:
+        why = ""
+        if trained > acceptance.high:
+            why = f"; on the text of its training it was {trained:.3f}, so the prompts differ"
+        return (
+            f"align the draft on text like these prompts: it needs an acceptance of "
+            f"{needed[gamma]:.2f} at gamma {gamma}{why}"
+        )
+    return f"try shorter blocks, such as --gammas {gamma}: longer ones cost more than they gain"
 
 
 def _too_few(figure: str, gamma: int, count: int, unit: str, setting: str) -> Verdict:

@@ -24,6 +24,7 @@ from torch import nn
 
 from paceline.cache import cached_directory
 from paceline.config import read_json_mapping
+from paceline.environment import how_to_install
 from paceline.errors import (
     ModelLoadError,
     PacelineError,
@@ -59,7 +60,7 @@ from paceline.models.hf.seq2seq import Seq2SeqModel
 from paceline.models.hf.settings import warn_of_unused
 from paceline.models.hf.spreading import SHARE, join_ends, num_bytes
 from paceline.models.precision import choose_precision
-from paceline.places import copy_files
+from paceline.places import copy_files, neighbour
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -354,7 +355,7 @@ def _locate_on_hub(name: str) -> ModelLocation:
     if not _HUB_ID.fullmatch(name) or name.endswith(".gguf"):
         raise ModelLoadError(
             f"{name} does not exist; name a model directory, a .gguf file or a hub id like "
-            "organisation/model"
+            f"organisation/model{neighbour(Path(name))}"
         )
     try:
         # a single short request: transformers would retry for half a minute
@@ -429,7 +430,7 @@ def _merged_adapter(directory: Path) -> Path:
     settings = json.loads((directory / _ADAPTER).read_text("utf-8"))
     if find_spec("peft") is None:
         raise ModelLoadError(
-            f"{directory} holds an adapter, which peft merges: pip install -e '.[peft]'"
+            f"{directory} holds an adapter, which peft merges: {how_to_install('peft')}"
         )
     # peft would import the module that megatron_core names, and load what adapters names
     if fault := next((key for key in ("megatron_config", "adapters") if settings.get(key)), None):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 from paceline.config import StrictModel
 from paceline.data.prompts import Record
-from paceline.data.tokens import encode_prompt, encode_prompts, thoughts_end
+from paceline.data.tokens import asked, encode_prompt, encode_prompts, thoughts_end
 from paceline.errors import ContextLengthError, UsageError
 from paceline.models.answer_text import answer_text
 from paceline.records import atomic_write_text
@@ -247,20 +247,21 @@ def example_prompts(
         UsageError: the task cannot be used, or a prompt has more tokens than `limit`.
     """
     examples = examples_of(task, "test", skip + count, seed)[skip:]
-    records = [example.record for example in examples]
+    chat = getattr(task, "chat", False)
+    records = asked([example.record for example in examples], tokenizer, chat)
     if encoder:
         prompts = encode_prompts(records, tokenizer, max_tokens=limit, encoder=True)
     else:
-        prompts = [_whole(example, tokenizer, limit) for example in examples]
+        prompts = [_whole(record, tokenizer, limit) for record in records]
     return ExamplePrompts(task, tokenizer, examples, prompts, encoder=encoder)
 
 
-def _whole(example: TaskExample, tokenizer: Tokenizer, limit: int | None) -> list[int]:
+def _whole(record: Record, tokenizer: Tokenizer, limit: int | None) -> list[int]:
     """The prompt of a decoder-only model; truncation would remove its examples or its question."""
-    tokens = encode_prompt(example.record, tokenizer)
+    tokens = encode_prompt(record, tokenizer)
     if limit is not None and len(tokens) > limit:
         raise ContextLengthError(
-            f"{example.record.where} has {len(tokens)} tokens, more than max_prompt_tokens "
+            f"{record.where} has {len(tokens)} tokens, more than max_prompt_tokens "
             f"{limit}; raise it, or use shorter examples"
         )
     return tokens

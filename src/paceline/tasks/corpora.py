@@ -6,7 +6,6 @@ are only used for testing.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Literal, NoReturn
@@ -22,10 +21,16 @@ if TYPE_CHECKING:
 
 
 class Corpora(Task):
-    """Base of tasks whose examples are the records of a corpus."""
+    """Base of tasks whose examples are the records of a corpus.
+
+    Attributes:
+        chat: Send each text as a message of the user; unset: prompts, if the model has a chat
+            template, while documents are continued.
+    """
 
     corpus: CorpusConfig
     train_corpus: CorpusConfig | None = None
+    chat: bool | None = None
 
     def examples(self, split: Split, count: int, seed: int = 0) -> list[TaskExample]:
         """Distinct records of one of the corpora."""
@@ -54,11 +59,9 @@ class PlainText(Corpora):
     Attributes:
         corpus: Corpus of test prompts.
         train_corpus: Corpus of training text.
-        chat: Send each prompt or document as a message of the user, for instruction-tuned models.
     """
 
     task: Literal["text"] = "text"
-    chat: bool = False
 
     @property
     def metric(self) -> None:
@@ -66,7 +69,7 @@ class PlainText(Corpora):
 
     def example(self, record: Record) -> TaskExample:
         """The record as it is, or as a chat."""
-        return TaskExample(_as_chat(record) if self.chat else record, "")
+        return TaskExample(record.as_chat() if self.chat else record, "")
 
     def score(self, example: TaskExample, answer: str) -> NoReturn:
         """Unsupported; raises UsageError."""
@@ -118,14 +121,3 @@ def corpus_version(corpus: CorpusConfig) -> dict[str, str]:
     """Hash of the files of a local corpus; empty for a hub data set."""
     found = corpus_fingerprint(corpus)
     return {"corpus": found} if found else {}
-
-
-def _as_chat(record: Record) -> Record:
-    if record.kind == "chat":
-        return record
-    texts = (record.text, record.completion)
-    if any(isinstance(text, list) for text in texts):
-        raise PromptError(f"{record.where} has tokens; wanted a text to send as a message")
-    roles = ("user", record.text), ("assistant", record.completion)
-    messages = tuple({"role": role, "content": str(text)} for role, text in roles if text)
-    return dataclasses.replace(record, kind="chat", text="", completion=None, messages=messages)

@@ -18,6 +18,7 @@ from pydantic import BeforeValidator
 
 from paceline.core.bootstrap import Interval
 from paceline.core.bounded_means import bounded_mean_interval
+from paceline.environment import how_to_install
 from paceline.errors import UsageError
 from paceline.extensions import IMPORT, imported, is_permitted
 
@@ -126,7 +127,7 @@ def _extra(library: str) -> Iterator[None]:
     except ImportError as error:
         reason = " ".join(str(error).split())
         raise UsageError(
-            f"{library} cannot be imported ({reason}); install it with pip install -e '.[tasks]'"
+            f"{library} cannot be imported ({reason}); {how_to_install('tasks')}"
         ) from None
 
 

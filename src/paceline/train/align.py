@@ -23,6 +23,7 @@ from paceline.data.sources import (
     ReadText,
     SampledText,
 )
+from paceline.data.tokens import asked
 from paceline.engines.texts import OpenAIWriter
 from paceline.errors import ConfigError, PromptError
 from paceline.models import prepare_for_decoding
@@ -116,6 +117,9 @@ def _set_up(config: AlignConfig, run: TrainingRun) -> TrainingLoop:
         freeze_embeddings(draft)
     freeze_layers(draft, config.freeze_layers)
     records, held_out = records_of(config)
+    tokenizer, chat = tokenizer_of(target or draft, config.target), config.data.chat
+    records = asked(records, tokenizer, chat)
+    held_out = None if held_out is None else asked(held_out, tokenizer, chat)
     stream = stream_of(config, run, records, target or draft)
     sizes = {"vocab_size": vocab_size, "bfloat16": bfloat16}
     stepper = Stepper(draft, target, config, run.accelerator, **sizes)

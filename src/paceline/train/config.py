@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from paceline.config import HomePath, StrictModel
+from paceline.config import HomePath, Options, StrictModel
 from paceline.core.divergences import Mean
 from paceline.core.sampling import SamplingParams
 from paceline.data.examples import Lengths
 from paceline.data.input_checks import FLOAT32_BYTES, InputChecks
-from paceline.data.prompts import CorpusConfig
+from paceline.data.prompts import ChatOrRaw, CorpusConfig
 from paceline.data.replay import Rounds
 from paceline.data.requests import ModelWriter
 from paceline.engines.texts import OpenAIWriter
@@ -103,18 +103,18 @@ class TrainSettings(StrictModel):
     output: HomePath
     mean: Mean = "sequence"
     optimizer: Optimizer = Adafactor()
-    num_steps: int | None = Field(default=None, ge=1)
-    max_seconds: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    max_prompt_tokens: int = Field(default=64, ge=1)
-    max_completion_tokens: int = Field(default=64, ge=1)
-    batch_size: int = Field(default=32, ge=1)
+    num_steps: Annotated[int | None, Options()] = Field(default=None, ge=1)
+    max_seconds: Annotated[float | None, Options()] = Field(default=None, gt=0, allow_inf_nan=False)
+    max_prompt_tokens: Annotated[int, Options()] = Field(default=64, ge=1)
+    max_completion_tokens: Annotated[int, Options()] = Field(default=64, ge=1)
+    batch_size: Annotated[int, Options()] = Field(default=32, ge=1)
     gradient_accumulation_steps: int = Field(default=1, ge=1)
     max_gradient_norm: float | None = Field(default=1.0, gt=0, allow_inf_nan=False)
     max_loss_ratio: float = Field(default=10.0, gt=1)
     chunk_tokens: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     device: Literal["auto", "cpu"] = "auto"
-    seed: int = 0
+    seed: Annotated[int, Options()] = 0
     checkpoints: Checkpoints = Checkpoints()
     track: tuple[TrackerName, ...] = ()
 
@@ -152,6 +152,8 @@ class AlignData(StrictModel):
 
     Attributes:
         train: Documents, prompts, or prompts with completions.
+        chat: Train on texts as messages of the user with their answers; false: as they are; unset:
+            prompts are messages if the target has a chat template, as in `measure`.
         held_out: Prompts for evaluation; the target completes them once.
         held_out_from_train: Instead of `held_out`, remove N documents or prompts with all
             their answers from `train`, chosen by the run's seed. No evaluation if both are None.
@@ -166,6 +168,7 @@ class AlignData(StrictModel):
     """
 
     train: CorpusConfig
+    chat: ChatOrRaw = None
     held_out: CorpusConfig | None = None
     held_out_from_train: int | None = Field(default=None, ge=1)
     pack_documents: bool = False
@@ -259,18 +262,20 @@ class AlignConfig(TrainSettings):
 
     target: str = Field(min_length=1)
     draft: str = Field(min_length=1)
-    data: AlignData
-    recipe: RecipeName | None = None
-    objective: tuple[Objective, ...] = Field(default=(ForwardKL(),), min_length=1)
+    data: Annotated[AlignData, Options("chat", data="train")]
+    recipe: Annotated[RecipeName | None, Options()] = None
+    objective: Annotated[tuple[Objective, ...], Options()] = Field(
+        default=(ForwardKL(),), min_length=1
+    )
     finish: Finish | None = None
     loss_vocabulary: LossVocabulary | None = None
-    fixed_fraction: float = Field(default=1.0, ge=0, le=1)
-    draft_fraction: float = Field(default=0.0, ge=0, le=1)
+    fixed_fraction: Annotated[float, Options()] = Field(default=1.0, ge=0, le=1)
+    draft_fraction: Annotated[float, Options()] = Field(default=0.0, ge=0, le=1)
     sampling: SamplingParams = SamplingParams()
     writer: Annotated[ModelWriter | OpenAIWriter, Field(discriminator="kind")] = ModelWriter()
     target_rounds: Rounds | None = None
     shard: tuple[Literal["target"], ...] = ()
-    freeze_embeddings: bool = False
+    freeze_embeddings: Annotated[bool, Options()] = False
     freeze_layers: int = Field(default=0, ge=0)
     evaluation: Evaluation = Evaluation()
 

@@ -41,7 +41,8 @@ class DraftConfig(StrictModel):
         target: Hub id, directory or GGUF file of the target.
         out: Output directory of the draft.
         layers: Indices of the target's layers to keep, in order; of the decoder if there is an
-            encoder.
+            encoder. None: all, or the first three and the last if neither encoder_layers nor a
+            width nor params is set.
         encoder_layers: Indices of an encoder-decoder's encoder layers to keep; None: all.
         hidden_size: Hidden size of a narrower draft, which keeps the target's most important
             channels; None: the target's.
@@ -90,8 +91,6 @@ class DraftConfig(StrictModel):
                 f"got both params (random weights) and {named[0]} (the target's weights); remove "
                 "one of them"
             )
-        if self.params is None and not named:
-            raise ValueError("give layers, a width such as hidden_size, or params")
         if self.params is None and self.num_layers is not None:
             raise ValueError("num_layers needs params; use layers to keep some of the target's")
         needs = {"a width": self.narrows, "vocabulary": self.vocabulary is not None}
@@ -171,8 +170,12 @@ def _subset(config: DraftConfig, target: HfModel, texts: Sequence[Sequence[int]]
 
 def kept_layers(config: DraftConfig, target: HfModel) -> Sequence[int]:
     """The target's layers in a draft that keeps some; of the decoder if there is an encoder."""
-    every = range(num_decoder_layers(target.hf.config))
-    return every if config.layers is None else config.layers
+    count = num_decoder_layers(target.hf.config)
+    if config.layers is not None:
+        return config.layers
+    if config.narrows or config.encoder_layers is not None:
+        return range(count)
+    return [*range(min(3, count - 1)), count - 1]
 
 
 def _answered(

@@ -96,7 +96,7 @@ class PretrainConfig(TrainSettings):
 
     model: AnyNewModel
     tokenizer: NewTokenizer | str = NewTokenizer()
-    data: Annotated[PretrainData, Options("train")]
+    data: Annotated[PretrainData, Options(data="train")]
     evaluate_every: int | None = Field(default=None, ge=1)
     num_evaluated: Annotated[int, Field(ge=1)] = 256
     stored_dtype: Literal["float32", "bfloat16"] = "bfloat16"

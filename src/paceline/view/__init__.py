@@ -19,6 +19,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, NamedTuple
 
+from paceline.environment import how_to_install
 from paceline.errors import UsageError
 
 if TYPE_CHECKING:
@@ -42,9 +43,7 @@ def require() -> None:
     """Check that pages and charts can be made; raises UsageError if a library is not installed."""
     missing = [name for name in _LIBRARIES if find_spec(name) is None]
     if missing:
-        raise UsageError(
-            f"reports need {', '.join(missing)}; install with: pip install -e '.[report]'"
-        )
+        raise UsageError(f"reports need {', '.join(missing)}: {how_to_install('report')}")
 
 
 def write_report(run: Path, html: Path | None = None) -> Report:

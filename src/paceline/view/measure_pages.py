@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from paceline.measure.engine_costs import words_of_starts
-from paceline.measure.losslessness import OPEN_QUESTION
 from paceline.measure.results import (
     ACCEPTANCE,
     gamma_of,
@@ -74,7 +73,7 @@ def measure_page(found: Measurement) -> Page:
         title="Is this draft worth serving?",
         word=verdict.word,
         tone=_tone(verdict),
-        verdict=sentence(verdict.reason),
+        verdict=sentence("; next: ".join(filter(None, (verdict.reason, verdict.next)))),
         facts=_facts(found),
         sections=[_speedups(found), _acceptance(found), Section("Cost", costs)],
         about=about(
@@ -249,7 +248,7 @@ def verify_page(found: LosslessnessReport) -> Page:
         verdict=_verdict_of_verify(found),
         facts=[
             Fact("greedy texts equal", f"{texts['identical']} of {texts['prompts']}"),
-            Fact("G-test", f"p {sampled.p_value:.2g}", f"fails below {sampled.false_alarm:g}"),
+            Fact("G-test p", f"{sampled.p_value:.2g}", f"fails below {sampled.false_alarm:g}"),
             Fact("sampled tokens", f"{sampled.counts['tokens']:,}"),
         ],
         sections=[
@@ -266,18 +265,18 @@ def verify_page(found: LosslessnessReport) -> Page:
 
 
 def _test_figures(check: DistributionCheck) -> Line:
-    known = {name: check.row.totals[name] for name in ("g_statistic", "p_value")}
+    known = {name: check.row.totals.get(name) for name in ("g_statistic", "p_value")}
     return known | {"false alarm": check.false_alarm}
 
 
 def _verdict_of_verify(found: LosslessnessReport) -> str:
     texts, sampled = found.greedy.counts, found.distribution
+    if found.word == "UNDECIDED":
+        return sentence(f"No test failed, but {found.open_question}")
     ties = f", {texts['ties']} differ at a tie of its logits" if texts["ties"] else ""
     follow = "follow" if sampled.passed else "do not follow"
     broken = found.broken_distribution
     more = "; the same test rejects a broken rule" if broken and not broken.passed else ""
-    if found.word == "UNDECIDED":
-        more = f", but {OPEN_QUESTION}"
     return (
         f"{texts['identical']} of {texts['prompts']} greedy texts equal the target's{ties}, and "
         f"{sampled.counts['tokens']:,} sampled tokens {follow} its distribution (p "

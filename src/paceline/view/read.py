@@ -13,6 +13,7 @@ from paceline.measure import DraftComparison, Measurement
 from paceline.measure.losslessness import LosslessnessReport
 from paceline.measure.served import ServedMeasurement
 from paceline.permissions import Origin
+from paceline.places import neighbour
 from paceline.records import RunDirectory, read_jsonl
 from paceline.results.row import read_rows
 from paceline.view import Report
@@ -45,7 +46,7 @@ def read_page(path: Path) -> Report:
 
 def _of_directory(path: Path) -> Page:
     if not path.is_dir():
-        raise UsageError(f"{path} does not exist; give {_WANTED}")
+        raise UsageError(f"{path} does not exist{neighbour(path)}; give {_WANTED}")
     manifest = RunDirectory(path).read_manifest() or {}
     kind = manifest.get("kind")
     if kind is None:

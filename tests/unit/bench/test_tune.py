@@ -22,7 +22,14 @@ from paceline.core.sampling import SamplingParams
 from paceline.data.input_checks import InputChecks
 from paceline.decode import AutoregressiveDecoder
 from paceline.decode.strategies import Autoregressive, DecodingConfig, Speculative
-from paceline.errors import ConfigError, ModelLoadError, NotReachedError, UsageError
+from paceline.errors import (
+    NOT_DONE,
+    ConfigError,
+    ModelLoadError,
+    NotReachedError,
+    PacelineError,
+    UsageError,
+)
 from paceline.models import load_model
 from paceline.records import RunDirectory
 from paceline.train.config import Checkpoints
@@ -261,8 +268,10 @@ def test_a_part_of_nothing_is_no_bound(folder: Path, tmp_path: Path):
     rows = [{"prompt": text, "completion": "xyzzy"} for text in QUESTIONS]
     corpus = write_corpus(tmp_path / "wrong.jsonl", rows)
     task = {"task": "pairs", "corpus": str(corpus), "metric": "rouge1"}
-    with pytest.raises(NotReachedError, match="the target itself scores 0"):
+    with pytest.raises(PacelineError, match="the target itself scores 0") as raised:
         tune(settings(folder, tmp_path / "out", task=task, quality_floor=0.5))
+    assert raised.value.exit_code == NOT_DONE
+    assert len(list((tmp_path / "out" / "choosing").glob("**/rows.jsonl"))) == 1
 
 
 def test_a_latency_that_nothing_meets_is_one_line_with_the_fastest(folder: Path, tmp_path: Path):

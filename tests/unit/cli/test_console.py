@@ -65,12 +65,28 @@ def test_names_in_a_progress_bar_are_no_markup(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.setattr(console._Console, "is_terminal", True)
-    with console.progress_bars() as progress:
+    with console.progress_line() as progress:
         progress("[b]", 1, 2, "[link=x]b[/link]\x1bc")
     said = capsys.readouterr().err
     assert "[b]" in said
     assert "[link=x]b[/link]\\" in said
     assert "\x1bc" not in said
+
+
+def test_without_a_terminal_progress_is_a_line_each_tenth_from_five_seconds_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    clock = iter(range(100))  # a second for each call
+    monkeypatch.setattr(console.time, "monotonic", lambda: next(clock))
+    with console.progress_line(("first", "second")) as progress:
+        for done in range(5):
+            progress("first", done, 4)
+        for done in range(41):
+            progress("second", done, 40, "loss 1")
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "paceline: 1/2 first 100%, 1/s"
+    assert lines[1] == "paceline: 2/2 second 10%, 1/s, loss 1, 36 s left"
+    assert len(lines) == 11
 
 
 def test_colours_are_forced_into_a_file_by_the_environment(

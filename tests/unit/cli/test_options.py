@@ -7,6 +7,7 @@ import subprocess
 import sys
 from operator import attrgetter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ import typer.main
 from typer.testing import CliRunner
 
 from paceline.cli.main import SCHEMAS, app, schema_of
-from paceline.cli.options import build, make_settings, settings_of
+from paceline.cli.options import build, complete_override, make_settings, settings_of
 from paceline.config import apply_override
 from paceline.core.rules import Lossless, Opt, Rule
 from paceline.decode.strategies import DecodingConfig, Speculative
@@ -104,6 +105,30 @@ def test_help_and_completion_of_a_command_load_pytorch_once(
     cached.write_text(kept.replace('"mark": "', '"mark": "x'))  # of other sources
     settings_of(SCHEMAS["measure"])
     assert cached.read_text() == kept
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_short_help_has_at_most_60_lines_and_the_long_one_every_option(name: str):
+    texts = [CliRunner().invoke(app, [name, option]).output for option in ("-h", "--help-all")]
+    assert len(texts[0].splitlines()) <= 60
+    if SCHEMAS.get(name):
+        shown = [option.opts[0] for option in COMMANDS[name].params if option.opts[0][:2] == "--"]
+        assert [option for option in shown if option[:12] not in texts[1]] == []
+        assert len(texts[1]) > len(texts[0])
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("sampling.temp", ["sampling.temperature="]),
+        ("draft_w", ["draft_weights="]),
+        ("draft_weights=i", ["draft_weights=int8"]),
+        ("nothing.at", []),
+    ],
+)
+def test_keys_and_values_of_set_are_completed(typed: str, offered: list[str]):
+    context = SimpleNamespace(command=COMMANDS["measure"])
+    assert complete_override(context, typed) == offered  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize("kind", SCHEMAS)

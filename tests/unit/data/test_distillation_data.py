@@ -225,9 +225,7 @@ def test_a_run_that_goes_on_on_another_day_asks_with_the_date_of_its_beginning(
 ):
     target = shutil.copytree(folder / "target", tmp_path / "target")
     (target / "chat_template.jinja").write_text("{{ strftime_now('%d') + messages[0].content }}")
-    asked = config(
-        folder, tmp_path / "run", target=str(target), format="chat", max_prompt_tokens=20
-    )
+    asked = config(folder, tmp_path / "run", target=str(target), chat=True, max_prompt_tokens=20)
     with begin({"environment": {"began": "2026-11-28 23:59:59"}}):
         store = ShardStore(generate_data(asked) / "data")
     whole = answers(tmp_path / "run")

@@ -67,7 +67,7 @@ def test_a_greedy_answer_is_not_asked_for_twice(tmp_path: Path):
     shards = planned(tmp_path, PROMPTS[:1], num_per_prompt=5, temperatures=[0, 1])
     assert [request.id for shard in shards for request in shard] == ["0/0", "0/1", "0/3"]
     # under another system prompt it is another answer
-    systems = {"system_prompts": ["be brief", "be kind"], "format": "chat"}
+    systems = {"system_prompts": ["be brief", "be kind"], "chat": True}
     shards = planned(tmp_path, PROMPTS[:1], num_per_prompt=5, temperatures=[0, 1], **systems)
     greedy = [asked(request) for request in shards[0]]
     said = "[user]say one[assistant]"
@@ -79,10 +79,10 @@ def test_prompts_are_given_as_they_are_or_as_a_user_s_message(tmp_path: Path):
         {"prompt": "hi", "completion": "known"},
         {"messages": [{"role": "user", "content": "yo"}, {"role": "assistant", "content": "no"}]},
     ]
-    (plain,) = planned(tmp_path, rows, temperatures=[1])
+    (plain,) = planned(tmp_path, rows, temperatures=[1], chat=False)
     assert [asked(request) for request in plain] == ["hi", "[user]yo[assistant]"]
     (chat,) = planned(
-        tmp_path, rows, temperatures=[1], format="chat", system_prompts=["be brief", "be kind"]
+        tmp_path, rows, temperatures=[1], chat=True, system_prompts=["be brief", "be kind"]
     )
     assert [asked(request) for request in chat] == [
         "[system]be brief[user]hi[assistant]",
@@ -95,7 +95,7 @@ def test_a_prompt_that_is_too_long_loses_its_beginning_and_a_document_goes_on_af
 ):
     rows = [{"prompt": "abcdefgh"}, {"text": "abcdefgh"}]
     with pytest.warns(UserWarning, match="1 of 2 prompts are longer than 3 tokens"):
-        (shard,) = planned(tmp_path, rows, temperatures=[1], max_prompt_tokens=3)
+        (shard,) = planned(tmp_path, rows, temperatures=[1], max_prompt_tokens=3, chat=False)
     assert [asked(request) for request in shard] == ["fgh", "abc"]
 
 
@@ -107,7 +107,7 @@ def test_ids_are_those_of_the_rows_and_no_two_are_the_same(tmp_path: Path):
 
 def test_every_system_prompt_meets_every_temperature(tmp_path: Path):
     rows = [{"prompt": f"say {number}"} for number in range(8)]
-    shards = planned(tmp_path, rows, system_prompts=["a", "b"], format="chat")
+    shards = planned(tmp_path, rows, system_prompts=["a", "b"], chat=True)
     met = {(request.temperature, asked(request)[8]) for shard in shards for request in shard}
     assert len(met) == 8
 
@@ -116,18 +116,18 @@ def test_a_chat_keeps_its_own_system_prompt_and_a_plain_text_gets_none(tmp_path:
     systems = {"system_prompts": ["be brief"], "temperatures": [1]}
     own = [{"role": "system", "content": "own"}, {"role": "user", "content": "a"}]
     rows = [{"prompt": "hi"}, {"messages": own}, {"messages": own[1:]}]
-    (shard,) = planned(tmp_path, rows, **systems)
+    (shard,) = planned(tmp_path, rows, chat=False, **systems)
     told = ["hi", "[system]own[user]a[assistant]", "[system]be brief[user]a[assistant]"]
     assert list(map(asked, shard)) == told
 
 
-SYSTEMS = {"system_prompts": ["be brief"]}
+SYSTEMS = {"system_prompts": ["be brief"], "chat": False}
 
 
 @pytest.mark.parametrize(
     ("rows", "changes", "said"),
     [
-        ([{"tokens": [5]}], {"format": "chat"}, "line 1 has tokens, and format chat needs text"),
+        ([{"tokens": [5]}], {"chat": True}, "line 1 has tokens; wanted a text"),
         ([{"prompt": "d", "id": 7}] * 2, {}, "line 2 has the id 7, as .* line 1 has; make ids"),
         (PROMPTS, SYSTEMS, r"system_prompts is set, but .* has no chats; set"),
         (PROMPTS, {"temperatures": []}, "temperatures"),
@@ -138,16 +138,16 @@ def test_what_cannot_be_planned_is_one_line(tmp_path: Path, rows: Any, changes: 
         planned(tmp_path, rows, **changes)
 
 
-@pytest.mark.parametrize("form", ["chat", "plain"])
+@pytest.mark.parametrize("chat", [True, False, None])
 @pytest.mark.parametrize("name", ["prompt", "text"])
 def test_a_text_that_is_asked_as_a_chat_has_the_tools_and_arguments_of_its_corpus(
-    tmp_path: Path, name: str, form: str
+    tmp_path: Path, name: str, chat: bool | None
 ):
     tokenizer = tokenizer_of(next(each for each in CHAT_FAMILIES if each.name == "qwen3"))
     arguments = {"enable_thinking": False}
     path = write_corpus(tmp_path / "prompts.jsonl", [{name: "yo"}])
     prompts = {"path": str(path), "tools": [TOOL], "chat_template_kwargs": arguments}
-    values = {"target": "t", "output": str(tmp_path / "out"), "prompts": prompts, "format": form}
+    values = {"target": "t", "output": str(tmp_path / "out"), "prompts": prompts, "chat": chat}
     (shard,) = plan_shards(validate(GenerateDataConfig, values | {"temperatures": [1]}), tokenizer)
     (request,) = shard.requests
     wanted = tokenizer.apply_chat_template(
@@ -157,4 +157,5 @@ def test_a_text_that_is_asked_as_a_chat_has_the_tools_and_arguments_of_its_corpu
         return_dict=False,
         **arguments,
     )
-    assert list(request.tokens) == (wanted if form == "chat" else tokenizer("yo")["input_ids"])
+    is_chat = chat if chat is not None else name == "prompt"  # documents are continued
+    assert list(request.tokens) == (wanted if is_chat else tokenizer("yo")["input_ids"])

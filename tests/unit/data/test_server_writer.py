@@ -321,9 +321,9 @@ def test_a_key_is_sent_and_written_nowhere(
     assert not any(KEY.encode() in path.read_bytes() for path in files)
 
 
-@pytest.mark.parametrize(("form", "end"), [("chat", "<end_of_turn>"), ("plain", "<eos>")])
+@pytest.mark.parametrize(("chat", "end"), [(True, "<end_of_turn>"), (False, "<eos>")])
 def test_a_text_without_tokens_ends_as_the_template_ends_an_answer(
-    folder: Path, tmp_path: Path, form: str, end: str
+    folder: Path, tmp_path: Path, chat: bool, end: str
 ):
     tokenizer = tokenizer_of(next(each for each in CHAT_FAMILIES if each.name == "gemma"))
     tokenizer.save_pretrained(tmp_path / "gemma")
@@ -333,7 +333,7 @@ def test_a_text_without_tokens_ends_as_the_template_ends_an_answer(
     answer = 200, {"choices": [choice]}
     served.complete = lambda _: answer  # pyright: ignore[reportAttributeAccessIssue]
     with serving(served.routes) as url:
-        made = config(folder, tmp_path / "run", url, target=str(tmp_path / "gemma"), format=form)
+        made = config(folder, tmp_path / "run", url, target=str(tmp_path / "gemma"), chat=chat)
         found = answers(generate_data(made.model_copy(update={"max_prompt_tokens": 100})))
     wanted = tokenizer(f"a cat{end}", add_special_tokens=False)["input_ids"]
     assert {tuple(answer.completion_tokens) for answer in found} == {tuple(wanted)}

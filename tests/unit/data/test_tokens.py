@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from paceline.data import read_prompts, read_records
 from paceline.data.prompts import Record
-from paceline.data.tokens import encode, following_tokens, truncated
+from paceline.data.tokens import asked, encode, following_tokens, truncated
 from paceline.errors import PromptError
 from support.data import write_rows
 from support.models import tiny_tokenizer
@@ -57,6 +57,29 @@ def test_a_template_that_rewrites_earlier_turns_still_gives_the_answer(tmp_path:
     record = read_records(write_rows(tmp_path / "a.jsonl", {"messages": messages}))[0]
     prompt, completion = encode(record, chatty)
     assert (chatty.decode(prompt), chatty.decode(completion)) == ("1hi", "yo")
+
+
+@pytest.mark.parametrize("chat", [True, False, None])
+@pytest.mark.parametrize("template", [True, False])
+def test_texts_are_asked_as_an_engine_would(tokenizer: Any, chat: bool | None, template: bool):
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}" * template
+    rows = [
+        Record("a", "prompt", "why", "so"),
+        Record("b", "prompt", [5, 6], [7]),
+        Record("c", "document", "a text"),
+        Record("d", "chat", messages=({"role": "user", "content": "hi"},)),
+    ]
+    if chat:
+        with pytest.raises(PromptError, match="b has tokens"):
+            asked(rows, tokenizer, chat)
+        rows = [row for row in rows if row.where != "b"]
+    found = asked(rows, tokenizer, chat)
+    kinds = {row.where: row.kind == "chat" for row in found}
+    wraps = chat or (chat is None and template)
+    expected = {"a": wraps, "b": False, "c": bool(chat), "d": True}
+    assert kinds == {row.where: expected[row.where] for row in rows}
+    if wraps:
+        assert [m["content"] for m in found[0].messages] == ["why", "so"]
 
 
 def test_messages_without_a_template_or_against_it_are_refused(tmp_path: Path):

@@ -23,6 +23,7 @@ from paceline.measure.verdict import (
     decide,
     decide_by_expected,
     decide_served,
+    next_step,
 )
 from paceline.results.figures import FIGURES
 from paceline.results.row import Row
@@ -113,6 +114,8 @@ def test_timed_requests_have_the_interval_of_their_row():
     assert found.go
     words = f"measured {speedup.value:.2f}x ({speedup.low:.2f} to {speedup.high:.2f}) at gamma 3"
     assert found.reason == f"{words}; acceptance 0.500 is near the break-even 0.500"
+    disturbed = decide(ALPHA, row(3), requests, disturbed=True)
+    assert disturbed.reason == f"{words}; acceptance 0.500"
     below = decide(Interval(0.1, 0.05, 0.15), row(3), requests)
     assert "acceptance 0.100 is below the break-even 0.500" in below.reason
     few = decide(ALPHA, row(3), requests.only(range(7)))
@@ -198,6 +201,40 @@ def test_recorded_costs_of_a_busy_machine_are_called_disturbed():
     assert "a block of gamma 5 takes 4.0 times as long as one of gamma 6" in words  # 6.39 / 1.61
     assert words.endswith("stop other programs and run again")
     assert "gamma 1 takes 0.14 of the time" in fault(0.136, *IDLE[0][1:])
+
+
+@pytest.mark.parametrize(
+    ("speedup", "break_even", "trained", "said"),
+    [
+        ((1.2, 1.1, 1.3), 0.4, 0.6, "try longer blocks: --gammas 4,6,8"),
+        ((1.2, 0.9, 1.5), 0.4, 0.6, "measure about 3 times as many prompts"),  # 1.2 (0.3 / 0.2)^2
+        ((1.01, 0.9, 1.12), 0.4, 0.6, "serve without this draft"),
+        ((0.8, 0.7, 0.9), 0.7, math.nan, "it needs an acceptance of 0.70 at gamma 4"),
+        ((0.8, 0.7, 0.9), 0.7, 0.6, "on the text of its training it was 0.600, so the prompts"),
+        ((0.8, 0.7, 0.9), 0.4, 0.6, "try shorter blocks, such as --gammas 4"),
+        ((0.8, 0.7, 0.9), None, 0.6, "make a smaller draft"),
+    ],
+)
+def test_a_verdict_names_the_next_step(
+    speedup: tuple[float, float, float], break_even: float | None, trained: float, said: str
+):
+    found = Interval(*speedup)
+    totals = {} if break_even is None else {"break_even_acceptance": break_even}
+    rows = [gamma_row(4).model_copy(update={"totals": totals})]
+    go, decided = found.low > 1, not found.low <= 1 <= found.high
+    verdict = Verdict(go=go, decided=decided, includes_one=not decided, gamma=4, reason="why")
+    assert said in next_step(verdict, ALPHA, rows, found, trained)
+    if said.startswith("try longer"):
+        longer = [*rows, gamma_row(8)]
+        assert "paceline export" in next_step(verdict, ALPHA, longer, found, trained)
+
+
+def test_nothing_is_concluded_from_disturbed_costs():
+    rows = [expected(2, 1.5, 1.4, 1.6)]
+    assert decide_by_expected(ALPHA, rows).word == "GO"
+    found = decide_by_expected(ALPHA, rows, disturbed=fault(*BUSY))
+    assert (found.word, found.exit_code) == ("UNDECIDED", 3)
+    assert "stop other programs" in found.reason
 
 
 def rows_on(units: range, seed: int, gain: float = 0.0) -> Row:

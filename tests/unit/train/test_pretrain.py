@@ -282,7 +282,6 @@ def test_each_way_makes_its_draft(
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({}, "give layers, a width such as hidden_size, or params"),
         ({"params": 0.1, "layers": [0]}, "got both params .random weights. and layers"),
         ({"params": 0.1, "hidden_size": 16}, "got both params .random weights. and a width"),
         ({"layers": [0], "num_layers": 1}, "num_layers needs params; use layers"),

@@ -76,7 +76,7 @@ def test_a_missing_library_is_named_with_the_command_that_installs_it(
     monkeypatch.setattr(paceline.view, "find_spec", lambda name: None if name == "altair" else 1)
     with pytest.raises(UsageError) as error:
         paceline.view.require()
-    assert str(error.value) == ("reports need altair; install with: pip install -e '.[report]'")
+    assert str(error.value).startswith("reports need altair: pip install 'altair>=")
 
 
 def _changed(value: Any, draw: random.Random) -> Any:

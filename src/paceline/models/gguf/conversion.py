@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from paceline.cache import cached_directory
+from paceline.environment import how_to_install
 from paceline.errors import ModelLoadError, PacelineError, first_line
 from paceline.fingerprints import files_fingerprint, short_hash
 from paceline.models.checkpoint_files import save_tokenizer
@@ -61,7 +62,7 @@ def _entry(path: Path) -> str:
 def open_gguf(path: Path) -> GgufFile:
     """Read the keys and the index of tensors, which detects most damage."""
     if importlib.util.find_spec("gguf") is None:
-        raise ModelLoadError(f"reading {path} needs the gguf package: pip install -e '.[gguf]'")
+        raise ModelLoadError(f"reading {path} needs the gguf package: {how_to_install('gguf')}")
     import gguf
 
     with _errors(path):
