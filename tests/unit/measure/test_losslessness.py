@@ -284,7 +284,7 @@ def test_a_target_whose_sessions_are_wrong_fails_although_it_agrees_with_itself(
     model, draft = (wrap_model(tiny_hf(kind, seed=seed)) for seed in (0, 1))
     broken = model.decoding_with(wrong(model.hf))
     # texts one by one: the mutants know no ragged batches
-    settings = _short(sampling=sampling, batch_size=1, num_prompts=5, max_new_tokens=14)
+    settings = _short(sampling=sampling, batch_size=1, num_prompts=2, max_new_tokens=14)
     itself: Any = SessionsAlone(broken)
     before = verify_models(broken, draft, RAGGED, settings, reference=itself)
     assert before.greedy.passed
