@@ -166,7 +166,7 @@ def perform(
     except StopIteration as end:
         code = end.value
     if hidden and not table and not as_json:
-        stdout.print("tables: --table; words: docs/guides/measure.md", style="dim")
+        stdout.print("--table prints the tables, with the meaning of each column", style="dim")
     if rows is not None:
         from paceline.results.row import write_rows
 

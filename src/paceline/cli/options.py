@@ -234,7 +234,8 @@ def make_settings(cls: type[Any]) -> Iterator[Setting]:
         for name, key in below.items():
             owner, last = _owner(info.annotation, key.split("."))
             more = (part for part in fields_of(owner)[last].metadata if isinstance(part, Options))
-            names = [name, *(_option(other) for marker in more for other in marker.keys)]
+            own = [other for part in more for other, below_it in part.keys.items() if not below_it]
+            names = [name, *map(_option, own)]
             setting = _setting(owner, last, f"{field}.{key}", names, is_main=True)
             assert setting is not None, f"{name}: no text is a value of {field}.{key}"
             default = setting.default if info.default is not None else ""

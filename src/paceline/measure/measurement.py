@@ -444,7 +444,7 @@ class DraftComparison(Result):
         """
         requests = [found.requests for found in self.measurements]
         rows = [fastest(found) for found in self.measurements]
-        names = ("expected_speedup", "block_efficiency")
+        names = ("expected_speedup", "mbsu")  # tokens per call grow with gamma
         name = next(name for name in names if all(FIGURES[name].is_in(row) for row in rows))
         if None not in requests:
             name, rows = "speedup", cast("list[Row]", requests)

@@ -218,7 +218,7 @@ def next_step(
         return ""
     if verdict.go:
         most = max(map(gamma_of, rows))
-        if most > 1 and verdict.gamma == most:
+        if most > 1 and verdict.gamma == most and "engine" not in rows[0].setting:
             return f"try longer blocks: --gammas {most},{most + most // 2},{2 * most}"
         return "test that decoding is lossless (paceline verify), then paceline export"
     if not verdict.decided:

@@ -105,7 +105,8 @@ def frontier_table(found: PredictedFrontier) -> Table:
         bare=_OF_RULES[1:],
         text=(
             f"On {sum(filter(None, rows[0].sums['tokens'])):.0f} tokens of the "
-            f"target, {sampling_words(vars(found.config.sampling))}, cost ratio "
+            f"target, {sampling_words(vars(found.config.sampling))}, "
+            f"{found.config.prompt_words}, cost ratio "
             f"{rows[0].totals['cost_ratio']:.3f}{untimed}."
         ),
         units="texts",
