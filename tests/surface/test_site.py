@@ -252,7 +252,7 @@ def texts_of_the_package() -> list[str]:
     return texts
 
 
-MESSAGES = re.findall(r"^`(.+)`\n:   ", (DOCS / "failures.md").read_text("utf-8"), re.MULTILINE)
+MESSAGES = re.findall(r"^- `(.+)`:\n  ", (DOCS / "failures.md").read_text("utf-8"), re.MULTILINE)
 
 
 def test_the_page_of_failures_has_at_least_15_messages():

@@ -13,7 +13,8 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from paceline.data.prompts import CorpusConfig, count_records
+from paceline.data.prompts import CorpusConfig, count_records, read_records
+from paceline.data.tokens import asked, encode_prompt
 from paceline.engines.client import api_key, root_of
 from paceline.engines.process import check_choice
 from paceline.errors import InputNote, ModelLoadError, StorageError, UsageError
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 _MAX_RECORDS = 20_000  # records read to check a text
 _STREAMED = 1_000  # of a text that is streamed, maybe from the hub
+_SHOWN = 200  # tokens of a prompt
 FLOAT32_BYTES = 4
 
 
@@ -144,6 +146,16 @@ class InputChecks:
             if (text := getattr(data, name)) is not None:
                 streaming = name == "train" and getattr(data, "streaming", False)
                 self.text(f"data.{name}", text, streaming=streaming, skip_empty=True)
+
+    def first_prompt(self, tokenizer: Any, corpus: CorpusConfig, chat: bool | None) -> None:
+        """Show the first text as the target reads it, and how it is asked; raises PromptError."""
+        record = read_records(corpus.first(_STREAMED), skip_empty=True)[0]
+        (read,) = asked([record], tokenizer, chat)
+        text = tokenizer.decode(encode_prompt(read, tokenizer)[:_SHOWN])
+        form = "chat template" if read.kind == "chat" else "raw"
+        self.lines += [f"{corpus.path}, {form}; the first one, as the target reads it:", text]
+        if read.kind != record.kind and chat is None:
+            note(f"{corpus.path} is asked by the chat template; --raw continues it as text")
 
     def output(self, path: Path, num_bytes: int = 0) -> None:
         """Check a directory as `check_output_directory`, with its errors."""

@@ -116,16 +116,20 @@ class GenerateDataConfig(StrictModel):
     def check(self, checks: InputChecks) -> None:
         """Check the inputs; raises UsageError."""
         models: list[Any] = []
+        if isinstance(self.writer, ModelWriter):
+            models = checks.pair(self.target, self.draft)
+            tokenizer = models[0].tokenizer
+        else:
+            tokenizer = checks.tokenizer("target", self.target)
         match self.writer:
             case OpenAIWriter() as writer:
-                checks.tokenizer("target", self.target)
                 checks.key(writer)
             case EngineWriter(engine=choice):
-                checks.tokenizer("target", self.target)
                 checks.engine(choice)
             case _:
-                models = checks.pair(self.target, self.draft)
+                pass
         checks.text("prompts", self.prompts)
+        checks.first_prompt(tokenizer, self.prompts, self.chat)
         lengths = self.max_prompt_tokens, self.max_new_tokens
         for model in models[:1]:  # the target goes on behind a draft's context
             check_fits(model, *lengths, ("max_prompt_tokens", "max_new_tokens"), str(model.path))

@@ -354,16 +354,15 @@ class AlignConfig(TrainSettings):
         """Check the inputs; raises UsageError."""
         check_run_directory(RunDirectory(self.output), self, resume=checks.resume)
         checks.key(self.writer)
-        draft = self._check_models(checks)
+        if self.loads_target:
+            target, draft = checks.pair(self.target, self.draft)
+            tokenizer = target.tokenizer
+        else:
+            tokenizer = checks.tokenizer("target", self.target)
+            draft = checks.model("draft", self.draft)
         checks.texts(self.data, "train", "held_out", "pretraining")
+        checks.first_prompt(tokenizer, self.data.train, self.data.chat)
         self.check_output(checks, draft)
-
-    def _check_models(self, checks: InputChecks) -> ModelFacts:
-        """Check the models; returns the draft."""
-        if not self.loads_target:
-            checks.tokenizer("target", self.target)
-            return checks.model("draft", self.draft)
-        return checks.pair(self.target, self.draft)[1]
 
     def _check_recorded_states(self) -> None:
         kept = self.data.keep_states_gb is not None
