@@ -59,7 +59,9 @@ def on_post_build(config: MkDocsConfig) -> None:
     """Show the navigation beside the page from 1,120 pixels on; the theme does from 1,220."""
     for path in Path(config.site_dir, "assets").glob("*/*.min.*s"):
         text = path.read_text("utf-8")
-        path.write_text(text.replace("76.25em", "70em").replace("76.234375em", "69.984375em"), "utf-8")
+        path.write_text(
+            text.replace("76.25em", "70em").replace("76.234375em", "69.984375em"), "utf-8"
+        )
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
