@@ -14,6 +14,7 @@ import pytest
 import transformers
 from transformers import PreTrainedTokenizerFast
 
+from paceline.data import input_checks
 from paceline.errors import PacelineError
 from paceline.models import CausalModel
 from paceline.processes import keep_freed_memory
@@ -51,6 +52,12 @@ def pytest_collection_finish() -> None:
     gc.freeze()
     gc.set_threshold(10_000, 10, 10)
     keep_freed_memory()  # as the program does: page faults took as long as many computations
+
+
+@pytest.fixture(autouse=True)
+def an_idle_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests compute beside each test."""
+    monkeypatch.setattr(input_checks, "busy_processors", lambda: 0)
 
 
 @pytest.fixture(autouse=True)

@@ -7,6 +7,7 @@ Each configuration of a long command is `Checkable`. The function that does the 
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import warnings
@@ -17,6 +18,7 @@ from paceline.data.prompts import CorpusConfig, count_records, read_records
 from paceline.data.tokens import asked, encode_prompt
 from paceline.engines.client import api_key, root_of
 from paceline.engines.process import check_choice
+from paceline.environment import busy_processors
 from paceline.errors import InputNote, ModelLoadError, StorageError, UsageError
 from paceline.models.compatibility import check_same_vocabulary
 from paceline.models.inspection import ModelFacts, inspect_model
@@ -82,8 +84,14 @@ class InputChecks:
         self._models: dict[str, ModelFacts] = {}
 
     def device(self, name: str) -> None:
-        """Check that the device exists; raises UsageError."""
-        self.lines.append(f"device: {find_device(name)}")
+        """Check that the device exists; raises UsageError. Say if other programs compute on it."""
+        device = find_device(name)
+        self.lines.append(f"device: {device}")
+        if device.type == "cpu" and (busy := busy_processors()):
+            note(
+                f"other programs use {busy} of {os.cpu_count()} processors: beside them this takes "
+                "several times as long, and speedups are not those of an idle machine"
+            )
 
     def model(self, role: str, path: str | Path) -> ModelFacts:
         """Check configuration, tokenizer and weight headers of a model; raises UsageError."""
