@@ -2,7 +2,6 @@
 
 base.py           interface of tasks; examples: their choice, their prompts in tokens, their scores
 math_problems.py  word problems and step-by-step sums, scored by accuracy
-docstrings.py     one-sentence summaries of Python's documentation, scored by ROUGE
 corpora.py        a user's own prompts, or prompt-answer pairs with a metric
 row_task.py       rows of a data set: translation (BLEU, chrF), summaries (ROUGE), questions (F1)
 code_problems.py  functions, scored by running their tests in a limited process
@@ -18,7 +17,6 @@ from paceline.extensions import variants
 from paceline.tasks.base import OwnTask, Split, Task, TaskExample, write_examples
 from paceline.tasks.code_problems import Code
 from paceline.tasks.corpora import Pairs, PlainText
-from paceline.tasks.docstrings import Docstrings
 from paceline.tasks.math_problems import Arithmetic, Math
 from paceline.tasks.row_task import Questions, Summarization, Translation
 
@@ -27,7 +25,6 @@ if TYPE_CHECKING:
 
 AnyTask: TypeAlias = (
     Arithmetic
-    | Docstrings
     | PlainText
     | Pairs
     | Translation
@@ -50,7 +47,7 @@ class _Choice(StrictModel):
 
 
 def build_task(chosen: str | Mapping[str, Any]) -> Task:
-    """Build a task from its name or its settings, such as `{"task": "docstrings"}`.
+    """Build a task from its name or its settings, such as `{"task": "arithmetic"}`.
 
     Raises:
         ConfigError: unknown task or invalid value.
@@ -62,7 +59,6 @@ __all__ = [
     "AnyTask",
     "Arithmetic",
     "Code",
-    "Docstrings",
     "Math",
     "OwnTask",
     "Pairs",

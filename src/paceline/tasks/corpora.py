@@ -74,8 +74,8 @@ class PlainText(Corpora):
     def score(self, example: TaskExample, answer: str) -> NoReturn:
         """Unsupported; raises UsageError."""
         raise UsageError(
-            "the text task has no metric; use one that has, such as arithmetic or docstrings, or "
-            "give prompts with completions as task pairs"
+            "the text task has no metric; use one that has, such as arithmetic, or give prompts "
+            "with completions as task pairs"
         )
 
 

@@ -10,6 +10,7 @@ from paceline.data import read_records
 from paceline.data.python_docs import (
     PythonDocs,
     PythonTasks,
+    read_docstrings,
     standard_library,
     write_python_docs,
     write_python_tasks,
@@ -84,3 +85,10 @@ def test_code_has_no_documentation_that_may_have_been_trained_on(tasks: PythonTa
     prompts, trained = (set(_texts(path)) for path in tasks[1:])
     assert len(trained) > len(prompts)
     assert not trained & prompts
+
+
+def test_docstrings_of_tests_and_those_with_half_a_character_are_left_out(tmp_path: Path):
+    (tmp_path / "test").mkdir()
+    (tmp_path / "test" / "two.py").write_text('"""Of a test."""')
+    (tmp_path / "one.py").write_text('"""Of a module."""\n\ndef f():\n    "\\ud800"\n')
+    assert list(read_docstrings(tmp_path)) == ["Of a module."]

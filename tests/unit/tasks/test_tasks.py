@@ -16,7 +16,6 @@ from paceline.errors import ConfigError
 from paceline.tasks import (
     Arithmetic,
     Code,
-    Docstrings,
     Math,
     Pairs,
     PlainText,
@@ -26,7 +25,6 @@ from paceline.tasks import (
     TaskChoice,
     Translation,
     build_task,
-    docstrings,
     write_examples,
 )
 from paceline.tasks.base import ExamplePrompts, TaskExample, example_prompts
@@ -44,23 +42,11 @@ class Bench(StrictModel):
     tasks: tuple[TaskChoice, ...] = (Arithmetic(),)
 
 
-@pytest.fixture
-def small_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "library"
-    folder.mkdir()
-    texts = (f'"""Say what {n} is called.\n\n{"A number has a name. " * 5}{n}"""' for n in range(9))
-    for number, text in enumerate(texts):
-        (folder / f"m{number}.py").write_text(text)
-    monkeypatch.setattr(docstrings, "standard_library", lambda: folder)
-
-
 @pytest.mark.parametrize(
     ("chosen", "task"),
     [
         ("arithmetic", Arithmetic()),
         ({"task": "arithmetic", "max_terms": 4}, Arithmetic(max_terms=4)),
-        ("docstrings", Docstrings()),
-        ({"task": "docstrings", "chat": False}, Docstrings(chat=False)),
         ({"task": "text", "corpus": "a.txt"}, PlainText(corpus=CorpusConfig(path="a.txt"))),
         (
             {"task": "pairs", "corpus": "a.jsonl", "metric": "chrf"},
@@ -80,9 +66,9 @@ def test_a_task_is_built_from_its_name_or_its_values(chosen: Any, task: Task):
 @pytest.mark.parametrize(
     ("chosen", "words"),
     [
-        ("poetry", ["poetry", "arithmetic", "docstrings", "text", "pairs"]),
+        ("poetry", ["poetry", "arithmetic", "code", "text", "pairs"]),
         ("pairs", ["corpus", "missing"]),
-        ({"task": "docstrings", "metric": "bleu"}, ["metric", "rougeL", "bleu"]),
+        ({"task": "summarization", "corpus": "a", "metric": "bleu"}, ["metric", "rougeL", "bleu"]),
         ({"task": "pairs", "corpus": "a.jsonl", "metric": "bleu"}, ["metric", "chrf"]),
         ({"task": "arithmetic", "min_terms": 9}, ["min_terms is 9, above max_terms 5"]),
         ({"task": "arithmetic", "terms": 3}, ["terms"]),
@@ -98,20 +84,25 @@ def test_a_task_that_does_not_exist_or_is_wrong_is_one_line(chosen: Any, words: 
 
 def test_a_configuration_holds_tasks_and_reads_back_what_it_wrote(tmp_path: Path):
     file = tmp_path / "bench.yaml"
-    file.write_text(
-        "tasks: [arithmetic, {task: docstrings, chat: false}, {task: text, corpus: a.txt}]"
-    )
+    file.write_text("tasks: [arithmetic, {task: code, chat: true}, {task: text, corpus: a.txt}]")
     config = load_config(Bench, file)
-    assert [task.task for task in config.tasks] == ["arithmetic", "docstrings", "text"]
+    assert [task.task for task in config.tasks] == ["arithmetic", "code", "text"]
     file.write_text(to_yaml(config))
     assert load_config(Bench, file) == config
 
 
-@pytest.mark.usefixtures("small_library")
-@pytest.mark.parametrize(
-    "task", [Arithmetic(), Docstrings(), Docstrings(chat=False)], ids=["sums", "chat", "prompt"]
-)
-def test_a_file_of_examples_reads_back_to_the_same_records(task: Task, tmp_path: Path):
+def questions(folder: Path, *, chat: bool) -> Questions:
+    """Nine questions to train on, and another to test."""
+    rows = [json.dumps({"prompt": f"Which is {n}?", "completion": f"{n}."}) for n in range(10)]
+    (folder / "rows.jsonl").write_text("\n".join(rows[:9]))
+    (folder / "test.jsonl").write_text(rows[9])
+    test, train = (CorpusConfig(path=str(folder / f"{name}.jsonl")) for name in ("test", "rows"))
+    return Questions(corpus=test, train_corpus=train, chat=chat)
+
+
+@pytest.mark.parametrize("chat", [None, True, False], ids=["sums", "chat", "prompt"])
+def test_a_file_of_examples_reads_back_to_the_same_records(chat: bool | None, tmp_path: Path):
+    task = Arithmetic() if chat is None else questions(tmp_path, chat=chat)
     path = tmp_path / "deep" / "train.jsonl"
     write_examples(task, "train", 5, path, seed=3)
     examples = task.examples("train", 5, 3)
@@ -167,7 +158,7 @@ def test_tasks_without_corpus_figures_add_the_versions_of_their_scorers_to_a_row
     corpus = CorpusConfig(path=str(tmp_path / "a.jsonl"))
     for task, names in (
         (Arithmetic(), {"reasoning-gym"}),
-        (Docstrings(), {"rouge-score", "nltk"}),
+        (Pairs(corpus=corpus, metric="rougeL"), {"corpus", "rouge-score", "nltk"}),
         (PlainText(corpus=corpus), {"corpus"}),
         (Pairs(corpus=corpus, metric="chrf"), {"corpus", "sacrebleu"}),
     ):
