@@ -150,12 +150,12 @@ def score(result: "Score", config: "ScoreConfig") -> "Shown":
 
     Asks the server for answers to test examples and scores them as bench does. Needs the key task.
     """
-    from math import isnan
+    from paceline.view.page import interval_text
 
     quality = "no metric" if result.score is None else f"{result.metric} {result.score}"
     yield f"{quality} on {result.num_examples:,} examples, {', '.join(result.servers)}"
     for name, value in result.corpus_scores.items():
-        yield f"{name} {f'{value.value:.2f}' if isnan(value.low) else value.text('.2f')}"
+        yield f"{name} {interval_text(value, '.2f')}"
     yield (
         f"{result.num_tokens:,} tokens, {result.num_cut:,} answers cut at max_new_tokens "
         f"{config.max_new_tokens}; answers are in {config.output}/metrics.jsonl"

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from paceline.bench.tune import Tuned
-    from paceline.core.bootstrap import Interval
     from paceline.export.model_report import ModelReport, TrainedText
     from paceline.measure.losslessness import DistributionCheck, LosslessnessReport
     from paceline.measure.measurement import Measurement
@@ -53,16 +52,17 @@ def verdict_lines(found: Measurement) -> Iterator[RenderableType]:
     if not verdict.decided and not verdict.includes_one:
         head = f"{verdict}; {setting}"
     elif requests is not None:
+        measured = found.figure("speedup", requests)
         rates = (FIGURES[name].value(requests) for name in ("target_tokens_per_s", "tokens_per_s"))
         head = (
-            f"{verdict.word}  {_times(found.figure('speedup', requests))} {where} {verdict.gamma}: "
+            f"{verdict.word}  {measured.text('.2f', 'x')} {where} {verdict.gamma}: "
             f"{' -> '.join(f'{rate:.1f}' for rate in rates)} tokens/s, {len(requests.units)} "
             f"requests, {setting}"
         )
     else:
         expected = FIGURES["expected_speedup"].measure(found.judged)
         head = (
-            f"{verdict.word}  expected {_times(expected)} {where} {verdict.gamma}: "
+            f"{verdict.word}  expected {expected.text('.2f', 'x')} {where} {verdict.gamma}: "
             f"{len(found.texts.units)} texts, {setting}"
         )
     yield styled(head, verdict.exit_code)
@@ -76,10 +76,6 @@ def verdict_lines(found: Measurement) -> Iterator[RenderableType]:
     yield from disturbed_line(found.disturbance)
     if verdict.next:
         yield f"next: {verdict.next}"
-
-
-def _times(speedup: Interval) -> str:
-    return f"{speedup.value:.2f}x ({speedup.low:.2f} to {speedup.high:.2f})"
 
 
 def measurement_table(found: Measurement) -> Group:

@@ -64,9 +64,9 @@ class Interval(NamedTuple):
     def __str__(self) -> str:
         return self.text()
 
-    def text(self, form: str = ".3f", between: str = " to ") -> str:
-        """Such as `0.412 (0.380 to 0.445)`; `form` is the format of each number."""
-        return f"{self.value:{form}} ({self.low:{form}}{between}{self.high:{form}})"
+    def text(self, form: str = ".3f", unit: str = "") -> str:
+        """Such as `0.412 (0.380 to 0.445)`; `form`: of each number, `unit`: of the value."""
+        return f"{self.value:{form}}{unit} ({self.low:{form}} to {self.high:{form}})"
 
 
 def _of_object(given: Any) -> Any:

@@ -458,8 +458,7 @@ class DraftComparison(Result):
         if any(one.low <= 0 for one in less):
             return f"no draft is shown to be better: the difference in {words} may be 0"
         listed = ", ".join(
-            f"{one.value:.3f} ({one.low:.3f} to {one.high:.3f}) over {self.drafts[place]}"
-            for one, place in zip(less, others, strict=True)
+            f"{one} over {self.drafts[place]}" for one, place in zip(less, others, strict=True)
         )
         return f"better: {self.drafts[best]}, {words} +{listed}"
 

@@ -106,7 +106,8 @@ def _by_requests(
         measured = f"measured {speedup.value:.2f}x {where}"
         return _too_few(measured, gamma, count, "request", settings[0])
     advice = f"raise {' and '.join(settings)}"
-    return _by_interval(f"measured {_words(speedup)} {where}", gamma, speedup, standing, advice)
+    figure = f"measured {speedup.text('.2f', 'x')} {where}"
+    return _by_interval(figure, gamma, speedup, standing, advice)
 
 
 def not_timed(acceptance: Interval, architecture: str) -> Verdict:
@@ -148,7 +149,7 @@ def decide_by_expected(
         expected = f"expected {speedup.value:.2f}x{where}"
         return _too_few(expected, gamma, count, "text", "num_prompts")
     if disturbed:
-        reason = f"expected {_words(speedup)}{where}, but {disturbed}"
+        reason = f"expected {speedup.text('.2f', 'x')}{where}, but {disturbed}"
         return Verdict(go=False, decided=False, includes_one=True, gamma=gamma, reason=reason)
     standing = _standing(acceptance, best)
     if engine:
@@ -160,7 +161,7 @@ def decide_by_expected(
     if "block_cost" not in best.bounds:
         speedup = Interval(speedup.value, 0.0, math.inf)
         advice = f"the costs have no interval; set pass_repeats={least_values(0.95)} or more"
-    figure_words = f"expected {_words(speedup)}{where}"
+    figure_words = f"expected {speedup.text('.2f', 'x')}{where}"
     if speedup.low > 1 >= limit(best):
         chosen = f"with an allowance for the best of {len(rows)} gammas"
         reason = f"{figure_words}: {chosen} its lower limit is {limit(best):.2f}; {standing}"
@@ -168,10 +169,6 @@ def decide_by_expected(
             go=False, decided=False, includes_one=True, gamma=gamma, reason=f"{reason}; {advice}"
         )
     return _by_interval(figure_words, gamma, speedup, standing, advice)
-
-
-def _words(speedup: Interval) -> str:
-    return f"{speedup.value:.2f}x ({speedup.low:.2f} to {speedup.high:.2f})"
 
 
 def _by_interval(figure: str, gamma: int, speedup: Interval, standing: str, advice: str) -> Verdict:

@@ -24,14 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 AnyTask: TypeAlias = (
-    Arithmetic
-    | PlainText
-    | Pairs
-    | Translation
-    | Summarization
-    | Math
-    | Questions
-    | Code
+    Arithmetic | PlainText | Pairs | Translation | Summarization | Math | Questions | Code
 )
 
 
