@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from paceline.core.rule_base import Rule
-    from paceline.core.sampling import SamplingParams
     from paceline.decode import Generation
     from paceline.results.row import Label, Row
 
@@ -147,7 +146,7 @@ def family(decoding: DecodingConfig) -> str:
     if (policy := _name(strategy.policy)) != "fixed":
         names.append(policy)
     if strategy.draft_sampling is not None:
-        names.append(_drawn(strategy.draft_sampling))
+        names.append(f"drafts at {strategy.draft_sampling.name}")
     if strategy.bonus == "target":
         names.append("target bonus")
     return " ".join(names)
@@ -216,13 +215,3 @@ def _is_number(value: Any) -> bool:
 
 def _words(key: str) -> str:
     return key.replace("_", " ")
-
-
-def _drawn(draft: SamplingParams) -> str:
-    """Name of the draft's sampling, such as `drafts at T=0.6 top-p 0.9`."""
-    parts = [f"drafts at T={draft.temperature:g}"]
-    if draft.top_k:
-        parts.append(f"top-k {draft.top_k}")
-    if draft.top_p < 1:
-        parts.append(f"top-p {draft.top_p:g}")
-    return " ".join(parts)

@@ -77,8 +77,8 @@ def test_a_strategy_sweeps_how_its_drafts_are_drawn():
     swept = {"strategy": "speculative", "draft_sampling": temperatures}
     found = validate(Grid, {"strategies": [swept], "temperatures": [1]}).cells()
     assert [family(cell) for cell in found[1:]] == [
-        "lossless drafts at T=0",
-        "lossless drafts at T=0.5",
+        "lossless drafts at t0",
+        "lossless drafts at t0.5",
     ]
 
 
@@ -337,7 +337,7 @@ def test_names_of_cells_tell_family_and_setting_apart():
     drafts = {"temperature": 0.6, "top_k": 9, "top_p": 0.9}
     strategy = {"rule": {"rule": "chow", "alpha": 0.5}, "draft_sampling": drafts}
     cell = validate(DecodingConfig, {"strategy": strategy})
-    assert family(cell) == "chow drafts at T=0.6 top-k 9 top-p 0.9"
+    assert family(cell) == "chow drafts at t0.6 p0.9 k9"
 
 
 def test_benches_of_other_texts_do_not_share_examples(folder: Path, tmp_path: Path):
