@@ -16,6 +16,7 @@ kept.
 from __future__ import annotations
 
 import math
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple
 
 import torch
@@ -414,10 +415,8 @@ def _row(
 
 def first_split(text: Sequence[int], other: Sequence[int]) -> int | None:
     """The first position where two texts differ; None if they are equal."""
-    for position, (token, other_token) in enumerate(zip(text, other, strict=False)):
-        if token != other_token:
-            return position
-    return None if len(text) == len(other) else min(len(text), len(other))
+    pairs = enumerate(zip_longest(text, other))
+    return next((place for place, (token, other_token) in pairs if token != other_token), None)
 
 
 def _describe(row: int, split: int, want: Sequence[int], have: Sequence[int]) -> str:

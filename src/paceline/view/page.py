@@ -41,12 +41,11 @@ _INTERVAL = (
 
 def definitions_of(columns: Iterable[str], *, intervals: bool = False) -> list[tuple[str, ...]]:
     """Term, meaning and symbol of the columns that have one; `intervals`: also of intervals."""
-    found: list[tuple[str, ...]] = []
-    for name in columns:
-        if (figure := FIGURES.get(name)) is not None:
-            found.append((figure.words, f"{figure.definition}.", figure.symbol))
-        elif name in _OTHERS:
-            found.append((name, _OTHERS[name], ""))
+    found = [
+        (words_of(name), meaning, FIGURES[name].symbol if name in FIGURES else "")
+        for name in columns
+        if (meaning := meaning_of(name))
+    ]
     return [*found, *([("95% interval", _INTERVAL, "")] if intervals else [])]
 
 
