@@ -113,7 +113,6 @@ def measurement(folder: Path) -> Path:
         "schema_version": 2,
         "kind": "measure",
         "config": config | {"prompts": {"path": "prompts.txt"}},
-        "acceptance_by_position": [0.7, 0.65, 0.5],
         "verdict": {
             "go": True,
             "gamma": 2,

@@ -9,7 +9,6 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from paceline.config import Options, Result
 from paceline.core.bootstrap import Interval, difference_interval
-from paceline.core.sampling import as_list
 from paceline.data.input_checks import InputChecks, checked
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.environment import begin, environment
@@ -105,18 +104,16 @@ class Measurement(Result):
         rows: Of the scored texts without gamma, then by gamma with blocks and their costs; then,
             with the setting `timed`, of gammas that were timed to choose one, and of the requests
             of the verdict. The units are the numbers of the prompts.
-        acceptance_by_position: Expected acceptance of the first, second, ... new token, over the
-            texts that contain it.
     """
 
     schema_version: Literal[2] = 2
     kind: Literal["measure"] = "measure"
     config: MeasureConfig
     rows: list[Row] = Field(min_length=1)
-    acceptance_by_position: list[float]
     verdict: Verdict
     environment: dict[str, object]
-    computed: ClassVar = ("figures", "best_gamma", "disturbance")
+    # the last is in older files alone
+    computed: ClassVar = ("figures", "best_gamma", "disturbance", "acceptance_by_position")
 
     @model_serializer(mode="wrap")
     def _with_figures(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -324,9 +321,6 @@ def measure_models(
     return Measurement(
         config=config,
         rows=[row, *blocks, *timed],
-        acceptance_by_position=as_list(
-            scores.acceptance_BT.sum(0) / scores.mask_BT.sum(0).clamp(min=1)
-        ),
         verdict=verdict,
         environment=environment(),
     )
