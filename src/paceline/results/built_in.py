@@ -124,13 +124,6 @@ BUILT_IN: Sequence[Figure] = (
         better="less",
     ),
     Figure(
-        "relative_latency",
-        "1 / speedup",
-        of="speedup",
-        formula=lambda speedup, _: 1 / speedup if speedup else math.inf,
-        better="less",
-    ),
-    Figure(
         "engine_efficiency",
         "measured decoding speedup / predicted speedup with the tokens per target call of these "
         "requests; the rest is spent on longer target passes and on work outside of passes",

@@ -103,7 +103,7 @@ class Figure:
     def value(self, row: Row) -> float:
         """The figure of a row; NaN if a denominator is 0."""
         if self.formula is not None:
-            return self.of_base(row, FIGURES[self.of].value(row))
+            return self.formula(FIGURES[self.of].value(row), self._facts(row))
         if not self.ratios:
             return self._total(row)
         value = 1.0
@@ -111,11 +111,6 @@ class Figure:
             under = float(under_N.sum())
             value = value * float(over_N.sum()) / under if under else math.nan
         return value
-
-    def of_base(self, row: Row, value: float) -> float:
-        """The formula of a value of the figure that it is applied to."""
-        assert self.formula is not None, f"{self.name} is no formula"
-        return self.formula(value, self._facts(row))
 
     def measure(self, row: Row, *, confidence: float = 0.95) -> Interval:
         """The figure with its interval over units; NaN if it is unknown.
@@ -254,34 +249,28 @@ def as_values(row: Row) -> dict[str, Interval]:
     return {name: figure.measure(row) for name, figure in FIGURES.items() if figure.is_in(row)}
 
 
-def load(path: str | Path, *, per: Literal["row", "unit"] = "row") -> pd.DataFrame:
-    """Rows of a file, or of all runs in a directory, as a DataFrame.
+def load(path: str | Path) -> pd.DataFrame:
+    """Rows of a file, or of all runs in a directory, as a DataFrame with a line per row.
 
-    `per="row"`: a line per row: settings, number of units, totals, and each figure with the bounds
-    of its 95% interval, such as `speedup`, `speedup_low`, `speedup_high`. `per="unit"`: a line per
-    unit, with the sums of the row instead of figures.
+    A line has the settings, the number of units, totals, and each figure with the bounds of its 95%
+    interval, such as `speedup`, `speedup_low`, `speedup_high`.
 
     Raises:
         UsageError: there are no rows, or one has another version or is malformed.
     """
-    return frame_of(read_rows(Path(path)), per=per)
+    return frame_of(read_rows(Path(path)))
 
 
-def frame_of(rows: Iterable[Row], *, per: Literal["row", "unit"] = "row") -> pd.DataFrame:
+def frame_of(rows: Iterable[Row]) -> pd.DataFrame:
     """As `load`, for rows in memory."""
     import pandas as pd  # takes half a second
 
-    if per == "unit":
-        return pd.DataFrame([line for row in rows for line in _units(row)])
     return pd.DataFrame([_line(row) for row in rows])
 
 
-def _head(row: Row) -> dict[str, Any]:
-    return {"command": row.source.command, "population": row.population} | row.setting
-
-
 def _line(row: Row) -> dict[str, Any]:
-    line = _head(row) | {"num_units": len(row.units)}
+    line: dict[str, Any] = {"command": row.source.command, "population": row.population}
+    line |= row.setting | {"num_units": len(row.units)}
     for name, value in row.totals.items():
         line[name] = value
         if name in row.bounds:
@@ -289,11 +278,3 @@ def _line(row: Row) -> dict[str, Any]:
     for name, figure in as_values(row).items():
         line[name], line[f"{name}_low"], line[f"{name}_high"] = figure
     return line
-
-
-def _units(row: Row) -> list[dict[str, Any]]:
-    head = _head(row)
-    return [
-        head | {"unit": unit} | {name: values[place] for name, values in row.sums.items()}
-        for place, unit in enumerate(row.units)
-    ]

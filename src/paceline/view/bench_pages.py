@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from paceline.bench.answers import SAMPLED, context_of, family, read_rows
 from paceline.core.bootstrap import Interval
 from paceline.errors import UsageError
-from paceline.results.figures import FIGURES
 from paceline.results.frontier import ORACLE, TARGET_ALONE, Frontier, family_of, is_lossless
 from paceline.view import charts
 from paceline.view.charts import Axis
@@ -22,7 +21,6 @@ from paceline.view.page import (
     grouped,
     interval_text,
     lines_of,
-    number,
     sampling_words,
     sentence,
     source_of,
@@ -193,8 +191,6 @@ def _lines(frontier: Frontier) -> list[Line]:
     figures = [name for name in _MEASURED if scored or not name.endswith("quality")]
     for row, line in zip(rows, lines, strict=True):
         line |= {name: frontier.measure(name, row) for name in figures}
-        latency = FIGURES["relative_latency"]
-        line |= {latency.name: latency.of_base(row, number(line, "speedup"))}
         for name, value in row.totals.items():
             line[name] = Interval(value, *row.bounds.get(name, _UNBOUNDED))
     return lines

@@ -65,7 +65,6 @@ def test_every_cell_has_its_figures(tmp_path: Path):
         "relative_quality": 0.5,
         "speedup": pytest.approx(speedup),
         "decoding_speedup": pytest.approx((8 / 10) / (2 / 20)),
-        "relative_latency": pytest.approx(1 / speedup),
         "rejection_rate": pytest.approx(9 / 30),
         "deferral_rate": pytest.approx(10 / 30),
     }
