@@ -81,10 +81,10 @@ def test_the_interval_of_the_fastest_cell_holds_its_true_speedup(name: str, coun
         best = frontier.fastest(cells, 0.0)
         assert best is not None
         truth = family.speedups[cells.index(best.row)]
-        covered += best.value.low <= truth <= best.value.high
+        covered += best.speedup.low <= truth <= best.speedup.high
         low, high = chosen_anew(frontier, cells)
         by_mutant += low <= max(family.speedups) <= high
-        above += best.value.value > truth
+        above += best.speedup.value > truth
     assert covered / NUM_BENCHES >= 0.88
     assert abs(above / NUM_BENCHES - 0.5) < 0.2, "as often too slow as too fast"
     assert name not in {"equal", "many"} or by_mutant / NUM_BENCHES < 0.2

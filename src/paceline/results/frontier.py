@@ -72,17 +72,17 @@ def measure(figure: str, row: Row) -> Interval:
 
 
 class Reached(NamedTuple):
-    """The best cell that meets a constraint on one half of the examples.
+    """The fastest cell that has a quality on one half of the examples.
 
     Attributes:
         row: The cell.
-        value: Its figure on the other half, with a 95% interval.
-        bound: The constrained figure there.
+        speedup: On the other half, with a 95% interval.
+        quality: Divided by the target's, there.
     """
 
     row: Row
-    value: Interval
-    bound: Interval
+    speedup: Interval
+    quality: Interval
 
 
 class Frontier:
@@ -183,11 +183,18 @@ class Frontier:
 
     def fastest(self, cells: Sequence[Row], floor: float) -> Reached | None:
         """The highest speedup with at least `floor` of the target's quality; None if none."""
-        return self._best(cells, "speedup", "relative_quality", floor)
-
-    def finest(self, cells: Sequence[Row], speedup: float = 1.0) -> Reached | None:
-        """The highest quality relative to the target's, at this speedup or more; None if none."""
-        return self._best(cells, "relative_quality", "speedup", speedup)
+        figures = "speedup", "relative_quality"
+        choosing, reporting = self.halves
+        values: list[tuple[float, int]] = []
+        for place in self.places(cells):
+            speedup, quality = (choosing.value(name, choosing.rows[place]) for name in figures)
+            if quality >= floor and math.isfinite(speedup):
+                values.append((speedup, -place))
+        if not values:
+            return None
+        place = -max(values)[1]
+        row = reporting.rows[place]
+        return Reached(self.rows[place], *(reporting.measure(name, row) for name in figures))
 
     def families(self) -> dict[str, list[Row]]:
         """The cells of each curve of a frontier plot."""
@@ -195,24 +202,6 @@ class Frontier:
         for row in self.rows:
             cells.setdefault(family_of(row), []).append(row)
         return cells
-
-    def _best(
-        self, cells: Sequence[Row], figure: str, bounded: str, floor: float
-    ) -> Reached | None:
-        choosing, reporting = self.halves
-        values: list[tuple[float, int]] = []
-        for place in self.places(cells):
-            row = choosing.rows[place]
-            value, bound = choosing.value(figure, row), choosing.value(bounded, row)
-            if bound >= floor and math.isfinite(value):
-                values.append((value, -place))
-        if not values:
-            return None
-        place = -max(values)[1]
-        row = reporting.rows[place]
-        return Reached(
-            self.rows[place], reporting.measure(figure, row), reporting.measure(bounded, row)
-        )
 
     def _weighted(self, figure: str, row: Row, weights_RN: Tensor) -> Tensor:
         """A figure for each row of numbers of times that the examples count, [R]."""

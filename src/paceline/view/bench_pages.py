@@ -10,7 +10,6 @@ from paceline.core.bootstrap import Interval
 from paceline.errors import UsageError
 from paceline.results.frontier import ORACLE, TARGET_ALONE, Frontier, family_of, is_lossless
 from paceline.view import charts
-from paceline.view.charts import Axis
 from paceline.view.page import (
     Fact,
     Figure,
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from paceline.bench.tune import Tuned
-    from paceline.results.frontier import Reached
     from paceline.results.row import Row
     from paceline.view.page import Line
 
@@ -46,6 +44,7 @@ _COSTS = {
     "Against target passes": "deferral_rate",
     "Against rejection rate": "rejection_rate",
 }
+_BEST = "speedup at the target's quality"
 _UNBOUNDED = (math.nan, math.nan)
 _NO_TARGET = "the target alone has no finished cell to compare others with; run the bench again"
 _DIGESTS = ("context", "key")
@@ -129,17 +128,17 @@ def _verdict(frontier: Frontier) -> str:
     if silence := _silence(frontier):
         return silence
     best = frontier.fastest([row for row in frontier.rows if _counts(row)], 1.0)
-    if best is None or best.value.value <= 1:
+    if best is None or best.speedup.value <= 1:
         text = "no setting with at least the target's quality is faster than the target alone"
         if best is not None:
-            speed = interval_text(best.value, ".2f", "x")
+            speed = interval_text(best.speedup, ".2f", "x")
             text += f": the fastest, {_name(best.row)}, has {speed}"
         return text
-    sure = "" if best.value.low > 1 else "; its interval includes 1"
-    kept = "by proof" if is_lossless(best.row) else interval_text(best.bound, ".2f")
+    sure = "" if best.speedup.low > 1 else "; its interval includes 1"
+    kept = "by proof" if is_lossless(best.row) else interval_text(best.quality, ".2f")
     return (
         f"the fastest setting with at least the target's quality is {_name(best.row)}: "
-        f"{interval_text(best.value, '.2f', 'x')} the target's speed{sure}. Quality / target's: "
+        f"{interval_text(best.speedup, '.2f', 'x')} the target's speed{sure}. Quality / target's: "
         f"{kept}"
     )
 
@@ -222,17 +221,16 @@ def _best_cells(frontier: Frontier) -> Table:
     for name, own in sorted(frontier.families().items()):
         if name != TARGET_ALONE:
             row: Line = {"family": name, "cells": len(own)}
-            row |= _reached("speedup at the target's quality", frontier.fastest(own, 1.0))
-            rows.append(row | _reached("quality within its latency", frontier.finest(own, 1.0)))
+            row |= {_BEST: None, "setting": "not reached", "its quality": None}
+            if (best := frontier.fastest(own, 1.0)) is not None:
+                place = best.row.setting.get("setting", "")
+                row |= {_BEST: best.speedup, "setting": place, "its quality": best.quality}
+            rows.append(row)
     columns = {
-        "speedup at the target's quality": (
+        _BEST: (
             "largest speedup of the cells with at least the target's quality; then the setting, "
             "and its quality / target's."
-        ),
-        "quality within its latency": (
-            "best quality / target's of the cells that are at least as fast as the target; then "
-            "the setting, and its speedup."
-        ),
+        )
     }
     text = (
         "The cells are chosen on a random half of the examples. Their figures are those of the "
@@ -243,20 +241,10 @@ def _best_cells(frontier: Frontier) -> Table:
     return Table("Best setting of each family", rows, text=text, columns=columns)
 
 
-def _reached(name: str, best: Reached | None) -> Line:
-    figure, bound = name.split()[0], {"speedup": "quality", "quality": "speedup"}
-    if best is None:
-        return {name: None, f"setting ({figure})": "not reached", f"its {bound[figure]}": None}
-    place = {f"setting ({figure})": best.row.setting.get("setting", "")}
-    return {name: best.value, **place, f"its {bound[figure]}": best.bound}
-
-
 def tune_page(found: Tuned, environment: Mapping[str, Any] | None = None) -> Page:
     """The page of a tuned setting."""
     config = found.config
     source = source_of("tune", config, environment)
-    tables = tuned_tables(found)
-    blocks: list[Figure | Table] = [_tested(found, tables[:2]), *tables[2:]]
     task = f"Task: {config.task.task}, {sampling_words(vars(config.sampling))}"
     return Page(
         title="The best setting within a bound",
@@ -267,30 +255,10 @@ def tune_page(found: Tuned, environment: Mapping[str, Any] | None = None) -> Pag
             Fact("confidence", f"{config.confidence:g}"),
             Fact("examples", f"{config.num_examples} + {config.num_confirmed}"),
         ],
-        sections=[Section("Settings", blocks)],
+        sections=[Section("Settings", [one for one in tuned_tables(found) if one.rows])],
         about=[found.statement, *about(source, task)],
         source=source,
     )
-
-
-def _tested(found: Tuned, tables: Sequence[Table]) -> Figure:
-    config = found.config
-    rows = [{"examples": table.title} | row for table in tables for row in table.rows]
-    least = None if config.max_latency is None else 1 / config.max_latency
-    axes = (
-        Axis("speedup", at=least or 1.0),
-        Axis("relative_quality", at=config.quality_floor or 1.0),
-    )
-    names = list(dict.fromkeys(row["family"] for row in rows))
-    more: dict[str, Any] = {"names": names, "labels": ["setting", "met"]}
-    panels = {table.title: charts.frontier(table.rows, *axes, "family", **more) for table in tables}
-    text = (
-        "Each point is a setting. Candidates are measured on the choosing examples; the best are "
-        "tested on the confirming ones. Dashed: the bound and the target alone. Lower limit: the "
-        "lower confidence limit of the bounded figure. Met: whether the bound is met, by "
-        "the lower limit or by proof on confirming examples."
-    )
-    return Figure("Tested settings", text, panels, rows)
 
 
 def _verdict_of_tune(found: Tuned) -> str:

@@ -68,22 +68,23 @@ class Axis:
         title: With the unit.
         format: Of numbers, as in d3.
         whole: Whether all values are whole numbers.
-        at: Value of a dashed line.
     """
 
     field: str
     title: str = ""
     format: str = ""
     whole: bool = False
-    at: float | None = None
 
     def __post_init__(self) -> None:
         figure = FIGURES.get(self.field)
         if figure is not None:
             self.title, self.format = self.title or figure.axis, self.format or figure.format
         self.title, self.format = self.title or words_of(self.field), self.format or ".3~f"
-        if self.at is None:
-            self.at = _REFERENCES.get(self.field)
+
+    @property
+    def at(self) -> float | None:
+        """Value of a dashed line."""
+        return _REFERENCES.get(self.field)
 
     @property
     def low(self) -> str:

@@ -60,7 +60,7 @@ def test_of_one_example_nothing_is_known():
     found = Frontier([row(ALONE, [example(1.0)]), cell])
     best = found.fastest([cell], 0.5)
     assert best is not None
-    for known in (found.measure("speedup", cell), best.value):
+    for known in (found.measure("speedup", cell), best.speedup):
         assert (known.low, known.high) == (0.0, math.inf)
     assert found.measure("quality", cell) == pytest.approx((1.0, 0.025, 1.0), abs=0.01)
     assert found.measure("rejection_rate", cell)[1:] == (0.0, 1.0)
@@ -92,7 +92,7 @@ def test_a_best_cell_is_chosen_on_one_half_and_measured_on_the_other():
     best = Frontier([row(ALONE, plain), *cells]).fastest(cells, 1.0)
     assert best is not None
     assert best.row is cells[1]
-    assert (best.value.value, best.bound.value) == pytest.approx((2.0, 0.9))
+    assert (best.speedup.value, best.quality.value) == pytest.approx((2.0, 0.9))
 
 
 def test_what_no_cell_reaches_is_not_reached():
@@ -100,26 +100,9 @@ def test_what_no_cell_reaches_is_not_reached():
     worse, slower = steady(Chow(0.8), 0.9, 3.0), steady(Chow(0.2), 1.0, 0.5)
     found = Frontier([alone, worse, slower])
     assert found.fastest([worse], 1.0) is None
-    assert found.finest([slower]) is None
     reached = found.fastest([worse, slower], 1.0)
     assert reached is not None
-    assert (reached.row, reached.value.value, reached.bound.value) == (slower, 0.5, 1.0)
-
-
-def test_the_finest_is_the_best_of_those_that_are_fast_enough():
-    alone = steady(ALONE, 0.5)
-    cells = [
-        steady(Chow(0.1), 0.55, 0.9),
-        steady(Chow(0.2), 0.52, 1.1),
-        steady(Chow(0.3), 0.4, 2.0),
-    ]
-    found = Frontier([alone, *cells])
-    within = found.finest(cells, 1.0)
-    faster = found.finest(cells, 1.5)
-    assert within is not None
-    assert faster is not None
-    assert (within.row, within.value.value) == (cells[1], pytest.approx(0.52 / 0.5))
-    assert (faster.row, faster.value.value) == (cells[2], pytest.approx(0.4 / 0.5))
+    assert (reached.row, reached.speedup.value, reached.quality.value) == (slower, 0.5, 1.0)
 
 
 @pytest.mark.parametrize(("quality", "metric"), [(0.0, "accuracy"), (None, None)])
@@ -133,7 +116,6 @@ def test_without_quality_of_the_target_nothing_is_relative_to_it(
     assert found.measure("speedup", cells[1]).value == 2.0
     assert math.isnan(found.measure("quality", cells[1]).value) == (quality is None)
     assert found.fastest(cells[1:], 0.5) is None
-    assert found.finest(cells[1:], 0.5) is None
 
 
 def test_the_target_alone_is_the_unit_of_speed_and_of_quality():
@@ -152,7 +134,7 @@ def test_a_lossless_cell_has_the_targets_quality_whatever_luck_its_samples_had()
     assert found.measure("relative_quality", unlucky) == Interval(1.0, 1.0, 1.0), "proven"
     reached = found.fastest([unlucky, near], 1.0)
     assert reached is not None
-    assert (reached.row, reached.value.value) == (unlucky, pytest.approx(1.4))
+    assert (reached.row, reached.speedup.value) == (unlucky, pytest.approx(1.4))
     assert found.fastest([unlucky], 1.01) is None, "nothing is proven of more than the target's own"
 
 

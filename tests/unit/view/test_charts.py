@@ -1,7 +1,6 @@
 """Specifications of charts: what is drawn, and what is left out where it is unknown."""
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -25,7 +24,7 @@ UNKNOWN = [{"x": 1.0, "y": 2.0, "g": "one"}, {"x": 2.0, "y": float("nan"), "g": 
     ("chart", "marks"),
     [
         (
-            charts.frontier(ROWS, replace(X, at=1.0), Y, "g"),
+            charts.frontier([one | {"gain": one["x"]} for one in ROWS], "gain", Y, "g"),
             ["rule", "rule", "rule", "line", "point"],
         ),
         (charts.curves(EXACT, X, Y, "g"), ["area", "rule", "line", "point"]),
