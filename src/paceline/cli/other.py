@@ -102,7 +102,7 @@ def report(
     The page has a verdict, charts, tables and definitions.
 
     Writes report.html into the directory of a bench, tune, trajectory, align or pretrain; next to
-    a file that measure, verify or decode wrote with --json. Loads no model.
+    a file that measure, verify or tune wrote with --json. Loads no model.
     """
     from paceline.view import write_report
 

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
-
 from paceline.bench.tune import Tuned
-from paceline.config import describe, read_json
+from paceline.config import read_json, read_result
 from paceline.errors import UsageError
 from paceline.measure import DraftComparison, Measurement
 from paceline.measure.losslessness import LosslessnessReport
 from paceline.measure.served import ServedMeasurement
-from paceline.permissions import Origin
 from paceline.places import neighbour
 from paceline.records import RunDirectory, read_jsonl
 from paceline.results.row import read_rows
@@ -33,8 +30,8 @@ if TYPE_CHECKING:
     from paceline.view.page import Page
 
 _WANTED = (
-    "the directory of a bench, tune, trajectory, align or pretrain, or a file written by measure "
-    "or verify with --json"
+    "the directory of a bench, tune, trajectory, align or pretrain, or a file written by measure, "
+    "verify or tune with --json"
 )
 
 
@@ -57,8 +54,10 @@ def _of_directory(path: Path) -> Page:
 
 
 def _tune(path: Path, manifest: dict[str, Any]) -> Page:
-    found = _validated(Tuned, _required(path, "result.json"), path / "result.json")
-    return tune_page(found, manifest.get("environment"))
+    file = path / "result.json"
+    if not file.exists():
+        raise UsageError(f"{path} has no result.json yet; run `paceline tune` to its end")
+    return tune_page(read_result(Tuned, file, "paceline tune"), manifest.get("environment"))
 
 
 def _trajectory(path: Path, manifest: dict[str, Any]) -> Page:
@@ -98,19 +97,4 @@ def _of_file(path: Path) -> Page:
     if kind not in _FILES:
         raise UsageError(f"{path} is not a result that has a report; give {_WANTED}")
     model, page = _FILES[kind]
-    return page(_validated(model, found, path))
-
-
-def _required(path: Path, name: str) -> Any:
-    if not (path / name).exists():
-        raise UsageError(f"{path} has no {name} yet; run the command to its end")
-    return read_json(path / name)
-
-
-def _validated(kind: Any, values: Any, path: Path) -> Any:
-    try:
-        return kind.model_validate(values, context=Origin.RESULTS)
-    except ValidationError as error:
-        raise UsageError(
-            f"{path} is not a result of this version: {describe(error)}; run the command again"
-        ) from None
+    return page(read_result(model, path, f"paceline {kind.split()[0]} --json"))

@@ -37,7 +37,11 @@ def test_the_command_writes_the_page_beside_the_rows_and_prints_its_verdict(
         ("notes.json", "text", "is not JSON"),
         ("list.json", "[1, 2]", "is not a result that has a report"),
         ("other.json", '{"greedy": 1, "distribution": 2}', "is not a result that has a report"),
-        ("verified.json", '{"kind": "verify", "greedy": 1}', "is not a result of this version"),
+        (
+            "verified.json",
+            '{"kind": "verify", "greedy": 1}',
+            "is not what `paceline verify --json` writes",
+        ),
     ],
 )
 def test_other_files_are_refused_in_one_line(name: str, text: str, reason: str, tmp_path: Path):
