@@ -23,7 +23,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from paceline import processor
 from paceline.models.hf.causal import CausalModel
 from paceline.models.llama.cpu import CompiledSession, NativeLlama
-from paceline.models.llama.int8 import rounded_copy
+from paceline.models.llama.cpu_weights import rounded_copy
 from paceline.native import compiled
 from pairing import paired_seconds, ratio, show
 

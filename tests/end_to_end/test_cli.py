@@ -77,7 +77,7 @@ def test_decode_streams_the_text_on_stdout_and_remarks_on_stderr(run, folder):
 def test_text_is_printed_as_the_model_wrote_it(run, folder, monkeypatch):
     """What a terminal would take for a tab stop, a line end of its own or an emoji."""
     written = "\ta\r\nb :fire: [red]"
-    monkeypatch.setattr("paceline.models.answer_text.AnswerStream.add", lambda *_: written)
+    monkeypatch.setattr("paceline.models.token_text.AnswerStream.add", lambda *_: written)
     common = ("--prompt", "the cat", "--temperature", "0", "--max-new-tokens", "3")
     out = succeeded(run, "decode", "--target", folder / "target", *common)
     assert out == written * 3 + "\n"

@@ -13,12 +13,12 @@ from paceline.data.collate import TokenRow
 from paceline.errors import ConfigError
 from paceline.models import load_model
 from paceline.models.drafts.layers import layer_lists
-from paceline.models.drafts.restricted_head import limit_vocabulary
 from paceline.models.drafts.save import save_draft
 from paceline.native import compiled
 from paceline.records import read_jsonl
 from paceline.train import AlignConfig, align
 from paceline.train.step import StepFigures, Stepper
+from support.models import limit_vocabulary
 from support.runs import align_config, losses, two_processes, write_corpus, write_pair
 
 RowsOfSteps = list[list[TokenRow]]

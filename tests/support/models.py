@@ -21,6 +21,7 @@ from transformers import (
 )
 
 from paceline.models import CausalModel, HfModel, prepare_for_decoding, wrap_model
+from paceline.models.drafts.restricted_head import likeliest_tokens
 from paceline.models.llama.cpu import NativeLlama, PromptPass
 
 SPECIAL_TOKENS = ("<bos>", "<eos>", "<pad>")
@@ -101,6 +102,11 @@ def tiny_pair(architecture: str = "llama", **overrides: Any) -> tuple[HfModel, H
     target = tiny_hf(architecture, seed=0, **width, **overrides)
     draft = tiny_hf(architecture, seed=1, **fewer, **width, **overrides)
     return wrap_model(target, tokenizer), wrap_model(draft, tokenizer)
+
+
+def limit_vocabulary(draft: HfModel, target: HfModel, texts: list[list[int]], size: int) -> HfModel:
+    """The draft, restricted to the likeliest tokens of a decoder-only target."""
+    return draft.rewrap(draft.hf, likeliest_tokens(target, texts, size).to(draft.device))
 
 
 def generated(hf: Any, prompt: list[int], count: int, **options: Any) -> list[int]:

@@ -32,11 +32,10 @@ from paceline.engines.process import check_choice, running
 from paceline.engines.text_servers import TextServers
 from paceline.engines.texts import EngineWriter, OpenAIWriter
 from paceline.models import load_model, prepare_for_decoding
-from paceline.models.answer_text import answer_text
 from paceline.models.compatibility import check_fits
 from paceline.models.contract import decoder_contexts
 from paceline.models.loading import load_tokenizer, tokenizer_of
-from paceline.models.prompt_text import tokens_of
+from paceline.models.token_text import answer_text, tokens_of
 from paceline.progress import silent
 from paceline.records import storage_errors
 

@@ -33,7 +33,7 @@ from paceline.engines.contract import Request
 from paceline.engines.text_servers import TextServers
 from paceline.errors import EngineError
 from paceline.models.hf.base import recorded_hidden_states
-from paceline.models.prompt_text import tokens_of
+from paceline.models.token_text import tokens_of
 from paceline.progress import silent
 from paceline.rng import named_generator
 

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from paceline.data.prompts import read_records
 from paceline.errors import PromptError
-from paceline.models.answer_text import behind
 from paceline.models.chat_text import REASONING, ChatRendering, Messages, chat_prompt, text_of
 from paceline.models.compatibility import written_vocabulary
-from paceline.models.prompt_text import prompt_tokens, tokens_of
+from paceline.models.token_text import behind, prompt_tokens, tokens_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeGuard, cast
 
 from paceline.decode.text import Block, Generation, Source, summary
 from paceline.errors import PromptError, shorten
-from paceline.models.answer_text import AnswerStream, answer_text
 from paceline.models.chat_text import HALF_PAIR, Messages, chat_prompt, messages_of
-from paceline.models.prompt_text import prompt_tokens
+from paceline.models.token_text import AnswerStream, answer_text, prompt_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -12,10 +12,10 @@ from paceline.errors import SlowerWarning, UnsupportedModelError
 from paceline.export.gguf_file import FAMILIES
 from paceline.models import load_model, prepare_for_decoding
 from paceline.models.admission.model import Admission, admit
-from paceline.models.answer_text import answer_text
 from paceline.models.hf.architectures import num_decoder_layers, num_encoder_layers
 from paceline.models.loading import files_of
 from paceline.models.prepare import describe_pass
+from paceline.models.token_text import answer_text
 from paceline.native import library_in_use
 
 if TYPE_CHECKING:

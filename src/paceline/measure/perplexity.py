@@ -17,8 +17,8 @@ from paceline.data.tokens import encode
 from paceline.errors import PromptError, UsageError
 from paceline.models import load_model, prepare_for_decoding
 from paceline.models.admission.trial import check_finite
-from paceline.models.answer_text import answer_text
 from paceline.models.loading import tokenizer_of
+from paceline.models.token_text import answer_text
 from paceline.progress import Progress, silent
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ gguf/                converts a GGUF file to a model directory in the cache
 admission/           compares what was loaded with libraries that are not Paceline
 inspection.py        facts about a model that do not need its weights
 compatibility.py     checks that target and draft share a vocabulary
-answer_text.py       the text of new tokens
-prompt_text.py       the tokens of prompts
+token_text.py        the tokens of prompts, and the text of new tokens
 chat_text.py         messages of chats -> the text of a prompt, by the tokenizer's template
 drafts/              builds drafts from a target or from scratch
 """

@@ -14,8 +14,7 @@ from paceline.errors import UsageError
 from paceline.models.admission.model import EXACT, ROUNDED, faster, tolerance_for
 from paceline.models.hf.spreading import is_spread
 from paceline.models.llama.cpu import CompiledSession, NativeLlama, PromptPass
-from paceline.models.llama.cpu_weights import can_copy, is_llama_like
-from paceline.models.llama.int8 import rounded_copy
+from paceline.models.llama.cpu_weights import can_copy, is_llama_like, rounded_copy
 from paceline.models.loading import load_model
 from paceline.models.recorded.compiling import compiles_passes
 from paceline.models.recorded.fixed_pass import FixedPass, can_record

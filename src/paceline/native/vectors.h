@@ -12,7 +12,6 @@
 typedef float f8 __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef float f4 __attribute__((vector_size(16), aligned(4), may_alias));
 typedef double d4 __attribute__((vector_size(32)));
-typedef signed char b8 __attribute__((vector_size(LANES), aligned(1), may_alias));
 typedef int32_t i8 __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
 INLINE f8 select8(i8 which, f8 yes, f8 no) { return (f8)((which & (i8)yes) | (~which & (i8)no)); }

@@ -17,7 +17,7 @@ from paceline.config import StrictModel
 from paceline.data.prompts import Record
 from paceline.data.tokens import asked, encode_prompt, encode_prompts, thoughts_end
 from paceline.errors import ContextLengthError, UsageError
-from paceline.models.answer_text import answer_text
+from paceline.models.token_text import answer_text
 from paceline.records import atomic_write_text
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from paceline.data.sources import sample_completions
 from paceline.data.tokens import read_prompts, read_texts
 from paceline.errors import ConfigError
 from paceline.models.drafts.layers import check_layers, subset_layers
-from paceline.models.drafts.restricted_head import limit_vocabulary
+from paceline.models.drafts.restricted_head import likeliest_tokens
 from paceline.models.drafts.save import other_file
 from paceline.models.drafts.scratch import derive_draft
 from paceline.models.drafts.subclone import measure_importance, subclone, width_with
@@ -146,7 +146,8 @@ def make_draft(config: DraftConfig, target: HfModel) -> HfModel:
         sources = None
         if target.decoder_prompt is not None:
             sources, texts = _answered(target, texts, config.seed)
-        draft = limit_vocabulary(draft, target, texts, config.vocabulary, sources)
+        tokens_K = likeliest_tokens(target, texts, config.vocabulary, sources)
+        draft = draft.rewrap(draft.hf, tokens_K.to(draft.device))
     return draft
 
 

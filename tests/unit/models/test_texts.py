@@ -20,9 +20,9 @@ from paceline.data.prompts import Record
 from paceline.data.tokens import chat_answer
 from paceline.environment import begin
 from paceline.errors import PromptError
-from paceline.models.answer_text import AnswerStream, answer_text
 from paceline.models.chat_text import chat_prompt
 from paceline.models.loading import load_tokenizer
+from paceline.models.token_text import AnswerStream, answer_text
 from support.checkpoints import edit, fails
 from support.models import tiny_tokenizer
 from support.texts import TOKENIZER_FAMILIES, byte_level, spaces, unigram, word_piece, wrapped

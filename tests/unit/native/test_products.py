@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.models.llama.int8 import round_rows
+from paceline.models.llama.cpu_weights import round_rows
 from paceline.native import compiled
 from paceline.native.library import library_with
 from paceline.native.structures import Matrix

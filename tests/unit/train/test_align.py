@@ -22,7 +22,6 @@ from paceline.errors import (
     UsageError,
 )
 from paceline.models import HfModel, load_model, wrap_model
-from paceline.models.drafts.restricted_head import limit_vocabulary
 from paceline.models.drafts.save import save_draft
 from paceline.native.kernels import losses_and_slopes
 from paceline.records import RunDirectory, read_jsonl
@@ -42,6 +41,7 @@ from paceline.train.objectives import (
 )
 from paceline.train.step import Stepper
 from support.devices import NamedDevices, device_of, halves, spread
+from support.models import limit_vocabulary
 from support.runs import align_config, held_out, losses, write_corpus, write_pair
 
 STEADY = {"kind": "adamw", "warmup_fraction": 0, "schedule": {"kind": "constant"}}

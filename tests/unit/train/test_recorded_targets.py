@@ -12,11 +12,10 @@ from paceline.data.prompts import read_records
 from paceline.errors import ConfigError, PromptError, UsageError, VocabularyMismatchError
 from paceline.models import load_model
 from paceline.models.contract import Texts
-from paceline.models.drafts.restricted_head import limit_vocabulary
 from paceline.models.drafts.save import save_draft
 from paceline.train import align
 from support.data import WORDS
-from support.models import tiny_model
+from support.models import limit_vocabulary, tiny_model
 from support.runs import align_config, losses, write_corpus
 
 

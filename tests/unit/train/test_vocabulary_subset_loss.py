@@ -13,7 +13,6 @@ from torch import Tensor
 
 from paceline.core.fused import Head
 from paceline.models import load_model
-from paceline.models.drafts.restricted_head import limit_vocabulary
 from paceline.models.drafts.save import save_draft
 from paceline.native import compiled
 from paceline.rng import named_generator
@@ -21,6 +20,7 @@ from paceline.train import align
 from paceline.train.loss import LossVocabulary, VocabularySample, places_of
 from paceline.train.objectives import Compared, Objective, TVDPlusPlus, policies_of, token_losses
 from paceline.train.step import Stepper
+from support.models import limit_vocabulary
 from support.runs import align_config, losses, write_corpus, write_pair
 
 

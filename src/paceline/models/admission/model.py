@@ -28,7 +28,7 @@ from paceline.models.admission.trial import (
 )
 from paceline.models.admission.twin import VOCABULARY, tiny_twin
 from paceline.models.hf.architectures import is_tied, nested_configs
-from paceline.models.hf.base import rolls_back, warn_of_slower
+from paceline.models.hf.base import warn_of_slower
 from paceline.models.hf.causal import CausalModel
 from paceline.models.hf.seq2seq import Seq2SeqModel
 from paceline.models.hf.spreading import is_spread
@@ -216,7 +216,7 @@ def _first_that_agrees(
     for kind in kinds[kinds.index(first) :]:
         try:
             model.sessions = kind
-            result = trial(model, rollback=rolls_back(kind))
+            result = trial(model, rollback=model.rolls_back)
         except (torch.OutOfMemoryError, ModelLoadError):
             raise
         except FAULTS as error:

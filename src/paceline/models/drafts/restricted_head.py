@@ -22,18 +22,6 @@ _COUNT_WEIGHT = 0.3  # weight of the frequency in the texts, relative to the tar
 _LONGEST = 128  # tokens processed per text
 
 
-def limit_vocabulary(
-    draft: HfModel,
-    target: HfModel,
-    texts: Iterable[Sequence[int]],
-    size: int,
-    sources: Sequence[Sequence[int]] | None = None,
-) -> HfModel:
-    """Restrict a draft to `likeliest_tokens` (same errors); shares the draft's weights."""
-    tokens_K = likeliest_tokens(target, texts, size, sources)
-    return draft.rewrap(draft.hf, tokens_K.to(draft.device))
-
-
 @torch.inference_mode()
 def likeliest_tokens(
     target: HfModel,

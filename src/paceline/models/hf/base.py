@@ -41,10 +41,6 @@ Sessions = Literal["batch", "rows", "recurrent", "stateful"]
 """How texts are read: together; one by one; the same without rollback; the same token by token."""
 
 
-def rolls_back(sessions: Sessions) -> bool:
-    return sessions in ("batch", "rows")
-
-
 class ForwardPass(Protocol):
     """A forward pass over new tokens."""
 
@@ -119,7 +115,7 @@ class HfModel(ABC):
 
     @property
     def rolls_back(self) -> bool:
-        return rolls_back(self.sessions)
+        return self.sessions in ("batch", "rows")
 
     @property
     def head_weight(self) -> Tensor:
@@ -138,7 +134,7 @@ class HfModel(ABC):
     @property
     def plain_head(self) -> Head:
         """`head` without bans. Losses on labels use it: a label may be a banned token."""
-        return self._projection
+        return logit_map(self.hf).head(self._head.weight, getattr(self._head, "bias", None))
 
     @abstractmethod
     def hidden(self, batch: Batch) -> Tensor:
@@ -182,10 +178,6 @@ class HfModel(ABC):
             model = copy.copy(model)
             model.banned_K = None
         return model
-
-    @property
-    def _projection(self) -> Head:
-        return logit_map(self.hf).head(self._head.weight, getattr(self._head, "bias", None))
 
     @property
     def _head(self) -> nn.Linear:

@@ -168,9 +168,9 @@ class Seq2SeqModel(HfModel):
     }
 
     @property
-    def _projection(self) -> Head:
+    def plain_head(self) -> Head:
         bias_1V = getattr(self.hf, "final_logits_bias", None)
-        head = super()._projection
+        head = super().plain_head
         return head if bias_1V is None else head._replace(bias_V=bias_1V[0])
 
     def hidden(self, batch: Batch) -> Tensor:

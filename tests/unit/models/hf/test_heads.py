@@ -16,12 +16,20 @@ from paceline.core.sampling import spread
 from paceline.errors import UnsupportedModelError, UsageError
 from paceline.models import load_model, wrap_model
 from paceline.models.drafts.layers import subset_layers
-from paceline.models.drafts.restricted_head import count_tokens, likeliest_tokens, limit_vocabulary
+from paceline.models.drafts.restricted_head import count_tokens, likeliest_tokens
 from paceline.models.drafts.save import save_draft
 from paceline.models.hf.base import recorded_hidden_states
 from paceline.models.hf.logit_map import LogitMap, logit_map
 from support.checkpoints import fails
-from support.models import CONFIGS, ENCODER_DECODERS, LLAMA_LIKE, SCALED, tiny_hf, tiny_model
+from support.models import (
+    CONFIGS,
+    ENCODER_DECODERS,
+    LLAMA_LIKE,
+    SCALED,
+    limit_vocabulary,
+    tiny_hf,
+    tiny_model,
+)
 
 TEXT = [5, 6, 7, 9, 12, 30, 4, 4, 21]
 

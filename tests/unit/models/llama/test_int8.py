@@ -10,7 +10,7 @@ from paceline.models.contract import Texts
 from paceline.models.hf.cache import RoomyCache
 from paceline.models.hf.causal import HfDecoder
 from paceline.models.llama.cpu import NativeLlama
-from paceline.models.llama.int8 import round_rows, rounded_copy
+from paceline.models.llama.cpu_weights import round_rows, rounded_copy
 from paceline.native import compiled
 from paceline.native.library import library_with
 from support.models import reader, tiny_hf, tiny_model

@@ -1,20 +1,48 @@
-"""The text of new tokens: the text of prompt and answer without that of the prompt.
+"""The tokens of prompts, as an engine makes them, and the text of new tokens.
 
-Tokens that are decoded alone have another text: most decoders of SentencePiece and WordPiece drop
-the space in front of a text, and the bytes of a character may lie in several tokens.
+The text of new tokens is that of prompt and answer without that of the prompt. Tokens that are
+decoded alone have another text: most decoders of SentencePiece and WordPiece drop the space in
+front of a text, and the bytes of a character may lie in several tokens.
 """
 
 from __future__ import annotations
 
 from itertools import takewhile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
+
+from paceline.errors import PromptError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from transformers import PreTrainedTokenizerBase
+
     from paceline.models.contract import Tokenizer
 
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"  # the text of bytes that are no whole character
+
+
+def prompt_tokens(
+    text: str, tokenizer: PreTrainedTokenizerBase, where: str, *, rendered: bool = False
+) -> list[int]:
+    """The tokens of a prompt with the tokenizer's special tokens.
+
+    `rendered`: a chat template has put these into the text. `where`: the prompt, for errors.
+    """
+    tokens = tokens_of(text, tokenizer, special=not rendered)
+    bos = tokenizer.bos_token_id
+    if bos is not None and tokens[:2] == [bos, bos]:
+        tokens = tokens[1:]  # a template was applied to the text
+    if not tokens:
+        raise PromptError(f"{where} has no tokens; a prompt needs at least one")
+    return tokens
+
+
+def tokens_of(text: str, tokenizer: PreTrainedTokenizerBase, *, special: bool = False) -> list[int]:
+    """The tokens of a text; `special`: with the special tokens that the tokenizer adds."""
+    # verbose=False: no warning for documents longer than the context; they are split later.
+    found = tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"]
+    return cast("list[int]", found)
 
 
 def answer_text(
