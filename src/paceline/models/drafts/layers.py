@@ -17,7 +17,6 @@ from paceline.models.hf.architectures import (
     outer_lists,
     set_num_layers,
     set_number,
-    settings_of,
     shorten_config,
 )
 from paceline.models.hf.spreading import refuse_copies
@@ -69,7 +68,7 @@ def subset_layers(
             set_number(layer, index)
         assert hf.get_submodule(name) is new[part], "the copy has other layers"
     _shorten(hf, kept)
-    _check_config(hf, kept)
+    _check_config(hf)
     return target.rewrap(hf)
 
 
@@ -97,11 +96,8 @@ def _shorten(hf: PreTrainedModel, kept: dict[str, list[int]]) -> None:
             module.config.num_layers = count
 
 
-def _check_config(hf: PreTrainedModel, kept: dict[str, list[int]]) -> None:
-    """Raise if a model built from the config has other weights, or layers that compute otherwise.
-
-    Some layers know their number, such as those that scale attention by it.
-    """
+def _check_config(hf: PreTrainedModel) -> None:
+    """Raise if a model built from the config has other weights."""
     with torch.device("meta"):
         built = type(hf)(copy.deepcopy(hf.config))
     shapes = [
@@ -113,25 +109,6 @@ def _check_config(hf: PreTrainedModel, kept: dict[str, list[int]]) -> None:
             f"{hf.config.model_type} has layers of several kinds, assigned by index in its config, "
             "and these layers do not match; choose other layers, or a new draft (--params)"
         )
-    lists = [layer_lists(model) for model in (hf, built)]
-    for part, numbers in kept.items():
-        pairs = zip(*(each[part][1] for each in lists), strict=True)
-        for number, (layer, again) in zip(numbers, pairs, strict=True):
-            if fault := _differing_setting(layer, again):
-                raise UnsupportedModelError(
-                    f"layer {number} of this {hf.config.model_type} computes with {fault} at its "
-                    "new place; keep leading layers (0, 1, ...), or choose a new draft (--params)"
-                )
-
-
-def _differing_setting(layer: nn.Module, again: nn.Module) -> str | None:
-    """The first setting that differs, with both values."""
-    for module, other in zip(layer.modules(), again.modules(), strict=True):
-        values = dict(settings_of(other))
-        for name, value in settings_of(module):
-            if values.get(name, value) != value:
-                return f"{name}={value}, but would with {values[name]}"
-    return None
 
 
 def layer_lists(hf: PreTrainedModel) -> dict[str, tuple[str, nn.ModuleList]]:

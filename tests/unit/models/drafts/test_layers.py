@@ -182,15 +182,6 @@ def test_layers_that_a_config_describes_by_number_compute_the_same_on_disk(
     torch.testing.assert_close(logits_of(again), wanted, rtol=1e-5, atol=1e-5)
 
 
-def test_layers_that_compute_by_their_number_are_refused():
-    target = tiny_model("gpt2", scale_attn_by_inverse_layer_idx=True)
-    with pytest.raises(UnsupportedModelError, match="layer 3 of this gpt2 computes with scaling="):
-        subset_layers(target, [0, 3])
-    draft = subset_layers(target, [0, 1])
-    wanted = skip_layers(target.hf, [0, 1])
-    torch.testing.assert_close(logits_of(draft.hf), wanted, rtol=1e-5, atol=1e-5)
-
-
 def pair_logits(hf: Any) -> torch.Tensor:
     with torch.inference_mode():
         text = {"input_ids": torch.tensor([TEXT]), "decoder_input_ids": torch.tensor([[2, 9, 4]])}
