@@ -59,7 +59,6 @@ def serve_cells(
     """
     assert config.engine is not None, "the caller checks it"
     check_choice(config.engine)
-    config.engine.kind.check_draft_path(config.engine.draft or config.draft)
     known = {key_of(row): row for row in done if not row.error}
     left: list[DecodingConfig] = []
     for number, cell in enumerate(cells):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, TypeAlias
 
 from paceline.config import StrictModel
 from paceline.core.sampling import SamplingParams
-from paceline.errors import EngineError, UsageError
+from paceline.errors import EngineError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -109,7 +109,6 @@ class Engine(ABC):
     samples_drafts: ClassVar[bool] = False  # if asked to, without top-k and top-p
     runs_rules: ClassVar[bool] = False  # which Paceline's plugin sets
     always_ties: ClassVar[tuple[str, ...]] = ()  # model types whose own head it does not read
-    other_methods: ClassVar[tuple[str, ...]] = ()  # that it infers from parts of a draft's path
     version: str = ""  # as it reports
 
     @abstractmethod
@@ -130,16 +129,6 @@ class Engine(ABC):
     def loads(cls, model: str) -> bool:
         """True if it can load the model: a GGUF file or a directory."""
         return model.endswith(".gguf") == cls.loads_gguf
-
-    @classmethod
-    def check_draft_path(cls, draft: str) -> None:
-        """Raise UsageError if it would infer another drafting method from the draft's path."""
-        for name in cls.other_methods:
-            if name in draft.lower():
-                raise UsageError(
-                    f"{cls.title} infers another drafting method from {name!r} in the path "
-                    f"{draft}; choose another path"
-                )
 
     @classmethod
     def proposals(cls, drafting: DraftSampling, sampling: SamplingParams) -> SamplingParams:

@@ -115,7 +115,6 @@ class TextServers:
     def _ask(self, server: _Asked, round_: _Round) -> None:
         try:
             server.identify()
-            _check_models(round_.servers)
         except UnavailableError as error:
             self._pause(server, round_, error)
             return
@@ -166,16 +165,6 @@ class _Round:
     ended: threading.Event = field(default_factory=threading.Event)
     num_damaged: Counter[int] = field(default_factory=Counter)
     answered: float = field(default_factory=time.monotonic)
-
-
-def _check_models(servers: Sequence[_Asked]) -> None:
-    known = {server.known.model: server.url for server in servers if server.known}
-    if len(known) > 1:
-        shown = " and ".join(f"{url} serves {model}" for model, url in known.items())
-        raise UsageError(
-            f"{shown}; answers of different models do not belong together: start the servers with "
-            "one model and name"
-        )
 
 
 class _Known(NamedTuple):

@@ -45,7 +45,6 @@ class VllmServer(CountingServer):
     recorded_as = "vllm"
     samples_drafts = runs_rules = True
     always_ties = ("cohere", "cohere2", "gemma", "gemma2")
-    other_methods = ("eagle-", "eagle3", "dflash", "dspark")
 
     def __init__(self, client: Client, model: str | None = None) -> None:
         super().__init__(client, model)

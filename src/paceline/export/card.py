@@ -201,7 +201,6 @@ def plan_launch(inputs: Inputs, draft: Path) -> Launch | None:
     config = inputs.config
     if inputs.target is None:
         return None
-    config.kind.check_draft_path(str(draft))
     drafting = drafting_of(config, inputs.measurement)
     gamma, measured = _gamma(config, inputs.measurement)
     served = inputs.served_target

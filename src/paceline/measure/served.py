@@ -327,7 +327,6 @@ def measure_served(config: ServedConfig, progress: Progress = silent) -> ServedM
         EngineError: The engine did not answer, or did not draft.
     """
     checked(config)
-    config.engine.kind.check_draft_path(config.engine.draft or config.draft)
     tokenizer = load_tokenizer(config.target)
     config, prompts = config.read_prompts(tokenizer)
     requests = [

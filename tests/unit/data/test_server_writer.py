@@ -354,10 +354,6 @@ def test_another_tokenizer_another_model_and_no_server_are_one_line(
     with serving(served.routes) as closed:
         pass
     refused("cannot be reached .* no server answered for", closed, EngineError)
-    named = served.routes | {"/v1/models": lambda _: (200, {"data": [{"id": "other"}]})}
-    said = "answers of different models do not belong together"
-    with serving(named) as other:
-        refused(said, [url, other], UsageError, concurrency=1)
     served.tokens_of = lambda text, **_: {"input_ids": [1, 2]}
     refused("has another tokenizer than the prompts: 2 tokens instead of", url, UsageError)
     with pytest.raises(ConfigError, match="names a server twice"):

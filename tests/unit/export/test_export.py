@@ -451,8 +451,3 @@ def test_a_measurement_of_another_draft_is_refused(folder: Path, tmp_path: Path)
     path.write_text("{}")
     with pytest.raises(ConfigError, match="is not what `paceline measure --json` writes"):
         command(folder, tmp_path / "v", "vllm", measurement=str(path))
-
-
-def test_a_path_that_vllm_takes_for_another_method_is_refused(folder: Path, tmp_path: Path):
-    with pytest.raises(UsageError, match="'eagle3'"):
-        command(folder, tmp_path / "my-Eagle3", "vllm")
