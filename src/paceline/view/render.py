@@ -87,7 +87,8 @@ def to_csv(rows: Sequence[Line]) -> str:
         return float(f"{value:.6g}") if isinstance(value, float) else value
 
     # as objects, so that whole numbers stay whole beside unknown ones
-    return pd.DataFrame(flat(rows), dtype=object).map(short).to_csv(index=False)
+    lines = [{name: short(value) for name, value in row.items()} for row in flat(rows)]
+    return pd.DataFrame(lines, dtype=object).to_csv(index=False)
 
 
 @functools.cache
