@@ -66,7 +66,8 @@ class Interval(NamedTuple):
 
     def text(self, form: str = ".3f", unit: str = "") -> str:
         """Such as `0.412 (0.380 to 0.445)`; `form`: of each number, `unit`: of the value."""
-        return f"{self.value:{form}}{unit} ({self.low:{form}} to {self.high:{form}})"
+        value, low, high = (f"{end:{form if abs(end) < 1e6 else '.1e'}}" for end in self)
+        return f"{value}{unit} ({low} to {high})"
 
 
 def _of_object(given: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from paceline.results.figures import FIGURES
@@ -21,16 +22,18 @@ def disturbance(rows: Sequence[Row]) -> str:
 
     A block holds a target pass over more than one token, and more drafted tokens cost more. The
     costs of an idle machine deviate by some percent, where a processor has another code path for
-    more tokens. Less than 0.9 target passes, or more than 1.5 times the cost of a block with more
-    drafted tokens, is due to other programs.
+    more tokens. A pass over a block of less than 0.9 target passes, or more than 1.5 times the cost
+    of a block with more drafted tokens, is due to other programs.
     """
     name, fault = "needed_block_efficiency", ""
     timed = [row for row in rows if name in row.totals and not row.setting.get("engine")]
     costs = {gamma_of(row): row.totals[name] for row in timed}
+    verifying = {gamma_of(row): row.totals.get("block_cost_ratio", math.inf) for row in timed}
     for gamma, cost in sorted(costs.items()):
         longer = [other for other in costs if other > gamma]
-        if cost < _LEAST_BLOCK_COST:
-            fault = f"a block of gamma {gamma} takes {cost:.2f} of the time of a target pass"
+        least = min(cost, verifying[gamma])
+        if least < _LEAST_BLOCK_COST:
+            fault = f"a block of gamma {gamma} takes {least:.2f} of the time of a target pass"
             break
         cheapest = min(longer, key=costs.__getitem__, default=gamma)
         if cost > _MOST_REVERSAL * costs[cheapest]:

@@ -196,6 +196,7 @@ def _side(border: float, figure: Interval) -> str:
     return "below" if figure.high < border else "near"
 
 
+_MOST_SPREAD = 3  # of the ends of a speedup's interval; about 1.5 with 8 requests on an idle machine
 _MOST_FACTOR = 20  # of units to measure, beyond which a verdict is not worth its time
 
 
@@ -213,6 +214,8 @@ def next_step(
     """
     if not verdict.decided and not verdict.includes_one:
         return ""
+    if speedup.high > _MOST_SPREAD * speedup.low:
+        return "stop other programs and run again: speeds of single requests differ too much"
     if verdict.go:
         most = max(map(gamma_of, rows))
         if most > 1 and verdict.gamma == most and "engine" not in rows[0].setting:

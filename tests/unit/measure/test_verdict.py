@@ -201,6 +201,8 @@ def test_recorded_costs_of_a_busy_machine_are_called_disturbed():
     assert "a block of gamma 5 takes 4.0 times as long as one of gamma 6" in words  # 6.39 / 1.61
     assert words.endswith("stop other programs and run again")
     assert "gamma 1 takes 0.14 of the time" in fault(0.136, *IDLE[0][1:])
+    verified_fast = {"needed_block_efficiency": 1.0, "block_cost_ratio": 0.797}
+    assert "gamma 2 takes 0.80 of the time" in disturbance([gamma_row(2, **verified_fast)])
 
 
 @pytest.mark.parametrize(
@@ -209,6 +211,9 @@ def test_recorded_costs_of_a_busy_machine_are_called_disturbed():
         ((1.2, 1.1, 1.3), 0.4, 0.6, "try longer blocks: --gammas 4,6,8"),
         ((1.2, 0.9, 1.5), 0.4, 0.6, "measure about 3 times as many prompts"),  # 1.2 (0.3 / 0.2)^2
         ((1.01, 0.9, 1.12), 0.4, 0.6, "serve without this draft"),
+        # beside other programs, of nine requests
+        ((0.8, 0.36, 6.91), 0.4, 0.6, "stop other programs and run again"),
+        ((5.2, 1.02, 1.6e16), 0.4, 0.6, "stop other programs and run again"),
         ((0.8, 0.7, 0.9), 0.7, math.nan, "it needs an acceptance of 0.70 at gamma 4"),
         ((0.8, 0.7, 0.9), 0.7, 0.6, "on the text of its training it was 0.600, so the prompts"),
         ((0.8, 0.7, 0.9), 0.4, 0.6, "try shorter blocks, such as --gammas 4"),
