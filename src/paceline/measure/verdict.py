@@ -196,7 +196,7 @@ def _side(border: float, figure: Interval) -> str:
     return "below" if figure.high < border else "near"
 
 
-_MOST_SPREAD = 3  # of the ends of a speedup's interval; about 1.5 with 8 requests on an idle machine
+_MOST_SPREAD = 3  # of an interval's ends; about 1.5 with 8 requests on an idle machine
 _MOST_FACTOR = 20  # of units to measure, beyond which a verdict is not worth its time
 
 
