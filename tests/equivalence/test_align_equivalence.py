@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +12,6 @@ from torch import Tensor
 from paceline.data.collate import TokenRow
 from paceline.errors import ConfigError
 from paceline.models import load_model
-from paceline.models.drafts.layers import layer_lists
 from paceline.models.drafts.save import save_draft
 from paceline.native import compiled
 from paceline.records import read_jsonl
@@ -211,13 +210,12 @@ def test_text_scored_while_it_is_written_trains_like_text_scored_afterwards(
 
 
 @pytest.mark.parametrize("folder", ["t5_v1_1"], indirect=True)
-@pytest.mark.parametrize(
-    ("settings", "name"),
-    [(rounds(train_prompts=True), "train_prompts"), ({"shard": ["target"]}, "shard")],
-)
+@pytest.mark.parametrize("name", ["train_prompts", "pack_documents"])
 def test_settings_of_decoder_only_models_are_refused_for_others(
-    folder: Path, tmp_path: Path, settings: dict[str, Any], name: str
+    folder: Path, tmp_path: Path, name: str
 ):
+    packed = {"data": {"train": str(folder / "corpus.jsonl"), "pack_documents": True}}
+    settings = rounds(train_prompts=True) if name == "train_prompts" else packed
     config = align_config(folder, tmp_path / "run", **changes(**settings))
     with pytest.raises(ConfigError, match=f"{name} is set, but it only applies to decoder-only"):
         align(config)
@@ -333,23 +331,11 @@ PAIRED = [
 
 
 STEADY = {"learning_rate": 3e-3, "warmup_fraction": 0, "schedule": {"kind": "constant"}}
-IN_SHARDS = changes(
+STOPPED = changes(
     mean="token",
     gradient_accumulation_steps=2,
     optimizer={"kind": "adamw"} | STEADY,
 )
-
-
-class TwoProcesses(NamedTuple):
-    """Runs on two processes.
-
-    Attributes:
-        runs: `folder/name` for each of PAIRED, `recorded` and `sharded`.
-        held: Bytes of the sharded target on each process.
-    """
-
-    runs: Path
-    held: list[int]
 
 
 @pytest.fixture(scope="module")
@@ -384,22 +370,22 @@ def in_two(
     folders: dict[str, Path],
     recorded: dict[str, Any],
     tmp_path_factory: pytest.TempPathFactory,
-) -> TwoProcesses:
-    """One start of the processes makes all runs: imports take longer than training."""
+) -> Path:
+    """Runs on two processes: `folder/name` for each of PAIRED, `recorded` and `stopped`.
+
+    One start of the processes makes all runs: imports take longer than training.
+    """
     runs = tmp_path_factory.mktemp("two")
     plain = [
         configured(folders[kind], runs / folders[kind].name / name, name) for kind, name in PAIRED
     ]
     plain.append(align_config(folders["llama"], runs / "recorded", **recorded))
-    in_shards = [  # stopped after two steps, and resumed
-        align_config(
-            folders["llama"],
-            runs / "sharded",
-            **IN_SHARDS | {"num_steps": steps, "shard": ["target"]},
-        )
+    stopped = [  # after two steps, and resumed
+        align_config(folders["llama"], runs / "stopped", **STOPPED | {"num_steps": steps})
         for steps in (2, 4)
     ]
-    return TwoProcesses(runs, two_processes([*plain, *in_shards], runs)[-1])
+    two_processes([*plain, *stopped], runs)
+    return runs
 
 
 def configured(folder: Path, output: Path, name: str) -> AlignConfig:
@@ -414,21 +400,21 @@ def configured(folder: Path, output: Path, name: str) -> AlignConfig:
 # Tests that start together stay in one worker, so the fixture makes the runs once.
 @pytest.mark.first
 @pytest.mark.parametrize(("folder", "name"), PAIRED, indirect=["folder"])
-def test_two_processes_are_one(folder: Path, name: str, in_two: TwoProcesses, tmp_path: Path):
+def test_two_processes_are_one(folder: Path, name: str, in_two: Path, tmp_path: Path):
     alone = losses(align(configured(folder, tmp_path / "one", name)))
-    assert losses(in_two.runs / folder.name / name) == pytest.approx(alone, rel=1e-4)
+    assert losses(in_two / folder.name / name) == pytest.approx(alone, rel=1e-4)
 
 
 @pytest.mark.first
 @of_llama
 def test_two_processes_count_the_positions_with_scores_of_both(
-    folder: Path, recorded: dict[str, Any], in_two: TwoProcesses, tmp_path: Path
+    folder: Path, recorded: dict[str, Any], in_two: Path, tmp_path: Path
 ):
     """By hand for one process: tests/unit/train/test_positions_without_scores.py."""
     alone = align(align_config(folder, tmp_path / "one", **recorded))
     (expected,), (step,) = (
         [row for row in read_jsonl(run / "metrics.jsonl") if "loss" in row]
-        for run in (alone, in_two.runs / "recorded")
+        for run in (alone, in_two / "recorded")
     )
     assert step["loss"] == pytest.approx(expected["loss"], rel=1e-5)
     assert step["num_tokens"] == expected["num_tokens"] == 5
@@ -436,23 +422,13 @@ def test_two_processes_count_the_positions_with_scores_of_both(
 
 @pytest.mark.first
 @of_llama
-def test_two_processes_that_share_the_weights_out_are_one(
-    folder: Path, in_two: TwoProcesses, tmp_path: Path
+def test_two_processes_that_are_stopped_and_resumed_are_one(
+    folder: Path, in_two: Path, tmp_path: Path
 ):
-    """The target in parts, stopped on the way; one process from start to end."""
-    alone = align(align_config(folder, tmp_path / "one", **IN_SHARDS))
-    output = in_two.runs / "sharded"
+    """Against one process from start to end."""
+    alone = align(align_config(folder, tmp_path / "one", **STOPPED))
+    output = in_two / "stopped"
     assert losses(output) == pytest.approx(losses(alone), rel=1e-4)
     drafts = [load_model(run / "draft", dtype="float32") for run in (alone, output)]
     for one, two in zip(*(draft.hf.parameters() for draft in drafts), strict=True):
         torch.testing.assert_close(two, one, rtol=1e-3, atol=1e-5)
-    # the embeddings and the head are read outside of the target's passes: they stay whole
-    in_layers, around = _num_bytes(folder / "target")
-    assert in_two.held == pytest.approx([in_layers / 2 + around] * 2, rel=0.02)
-
-
-def _num_bytes(path: Path) -> tuple[int, int]:
-    """Of the layers, and of what is around them."""
-    model = load_model(path, dtype="float32").hf
-    in_layers = sum(weight.nbytes for weight in layer_lists(model)["decoder"][1].parameters())
-    return in_layers, sum(weight.nbytes for weight in model.parameters()) - in_layers

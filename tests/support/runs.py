@@ -66,38 +66,20 @@ def losses(run: Path) -> list[float]:
     return [row["loss"] for row in rows]
 
 
-# argv: configurations. Each process leaves the bytes of the target's weights beside each.
+# argv: configurations
 _PROCESS = textwrap.dedent("""
-    import json, os, sys
+    import sys
     from pathlib import Path
-    from torch.distributed.tensor import DTensor
     from paceline.config import load_config
     from paceline.train import AlignConfig, align
-    from paceline.train.step import Stepper
 
-    def num_bytes(weights):
-        return sum((w.to_local() if isinstance(w, DTensor) else w).nbytes for w in weights)
-
-    def counting(step, file):
-        def counted(self, *arguments):
-            figures = step(self, *arguments)
-            weights = {id(w): w for w in self.target.hf.parameters()} if self.target else {}
-            file.write_text(json.dumps(num_bytes(weights.values())))
-            return figures
-        return counted
-
-    plain = Stepper.step
     for config in map(Path, sys.argv[1:]):
-        Stepper.step = counting(plain, config.with_suffix(f".{os.environ['RANK']}"))
         align(load_config(AlignConfig, config), resume=True)
 """)
 
 
-def two_processes(configs: Sequence[AlignConfig], folder: Path) -> list[list[int]]:
-    """Run each on the same two processes, started as torchrun would.
-
-    -> for each run: the bytes of the target on each process.
-    """
+def two_processes(configs: Sequence[AlignConfig], folder: Path) -> None:
+    """Run each on the same two processes, started as torchrun would."""
     files = [folder / f"config-{number}.json" for number in range(len(configs))]
     for file, config in zip(files, configs, strict=True):
         file.write_text(json.dumps(config.model_dump(mode="json")))
@@ -118,10 +100,6 @@ def two_processes(configs: Sequence[AlignConfig], folder: Path) -> list[list[int
     for process in ranks:
         done = finish(process)
         assert done.returncode == 0, done.stderr
-    return [
-        [json.loads(file.with_suffix(f".{rank}").read_text()) for rank in range(2)]
-        for file in files
-    ]
 
 
 QUESTIONS = [

@@ -6,7 +6,7 @@ config.py         AlignConfig, and the settings of all kinds of training
 run.py            an open run: directory, processes, precision
 evaluation.py     agreement with the target on held-out text
 loop.py           the training loop; divergence checks and stop signals
-step.py           one optimizer step; trained and frozen weights, shards of a target (FSDP)
+step.py           one optimizer step; trained and frozen weights
 loss.py           the loss of a part of a step, in chunks of tokens
 objectives.py     divergences, TVD++, and weighted sums of them
 optim.py          optimizers and learning-rate schedules

@@ -44,13 +44,7 @@ from paceline.train.loop import TrainingLoop, TrainingText, train
 from paceline.train.loss import LossVocabulary, StepPlan, VocabularySample
 from paceline.train.objectives import UnderRule, reads_top
 from paceline.train.run import open_run
-from paceline.train.step import (
-    Stepper,
-    freeze_embeddings,
-    freeze_layers,
-    shard_target,
-    train_all,
-)
+from paceline.train.step import Stepper, freeze_embeddings, freeze_layers, train_all
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -110,8 +104,6 @@ def _set_up(config: AlignConfig, run: TrainingRun) -> TrainingLoop:
     draft = run.load_trained(config.draft, store)
     target = _load_target(config, run, bfloat16=bfloat16)
     vocab_size = _check_pair(config, target, draft)
-    if target is not None and config.shard and run.shard.world_size > 1:
-        shard_target(target, run.accelerator)
     train_all(draft)
     if config.freeze_embeddings:
         freeze_embeddings(draft)
@@ -143,9 +135,7 @@ def _load_target(config: AlignConfig, run: TrainingRun, *, bfloat16: bool) -> Hf
     if not config.loads_target:
         return None
     device = str(run.accelerator.device)
-    if config.shard and run.shard.world_size > 1:  # the full target may not fit on one device
-        device = "cpu"
-    elif device == "cuda":  # of a single process: over several GPUs if the first cannot hold it
+    if device == "cuda":  # of a single process: over several GPUs if the first cannot hold it
         device = "auto"
     load = load_head if config.data.recorded_states else load_model
     return load(config.target, dtype="bfloat16" if bfloat16 else "float32", device=device)
@@ -226,7 +216,6 @@ def _check_encoder_decoder(config: AlignConfig, draft: HfModel) -> None:
         "data.pack_documents": config.data.pack_documents,
         "data.pretraining": config.data.pretraining is not None,
         "target_rounds.train_prompts": rounds is not None and rounds.train_prompts,
-        "shard": bool(config.shard),
     }
     for name, is_set in settings.items():
         if is_set:

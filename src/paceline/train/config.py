@@ -254,7 +254,6 @@ class AlignConfig(TrainSettings):
         target_rounds: Let the target generate many texts at once, keep their hidden states, and
             train on each text several times; None: one batch at a time, used once. Servers write
             16 batches at a time.
-        shard: `target`: its weights are sharded over processes instead of replicated.
         freeze_embeddings: Freeze the embeddings and the output head.
         freeze_layers: Freeze the draft's first N layers. The backward pass stops above them. Useful
             if they are copies of the target's first layers.
@@ -274,7 +273,6 @@ class AlignConfig(TrainSettings):
     sampling: SamplingParams = SamplingParams()
     writer: Annotated[ModelWriter | OpenAIWriter, Field(discriminator="kind")] = ModelWriter()
     target_rounds: Rounds | None = None
-    shard: tuple[Literal["target"], ...] = ()
     freeze_embeddings: Annotated[bool, Options()] = False
     freeze_layers: int = Field(default=0, ge=0)
     evaluation: Evaluation = Evaluation()
@@ -347,7 +345,6 @@ class AlignConfig(TrainSettings):
                     )
         self._check_writer()
         self._check_recorded_states()
-        self._check_shards()
         return self
 
     def check(self, checks: InputChecks) -> None:
@@ -367,11 +364,11 @@ class AlignConfig(TrainSettings):
     def _check_recorded_states(self) -> None:
         kept = self.data.keep_states_gb is not None
         others = self.fixed_fraction < 1 or self.data.pretraining is not None or kept
-        if self.data.recorded_states and (others or self.evaluates or "target" in self.shard):
+        if self.data.recorded_states and (others or self.evaluates):
             raise ValueError(
                 "data.recorded_states loads the target's head alone, and fixed_fraction below 1, "
-                "data.pretraining, data.keep_states_gb, evaluation and shard of the target need "
-                "the whole target; remove one of them"
+                "data.pretraining, data.keep_states_gb and evaluation need the whole target; "
+                "remove one of them"
             )
 
     def _check_writer(self) -> None:
@@ -391,13 +388,3 @@ class AlignConfig(TrainSettings):
             )
         if served and self.sampling.repetition_penalty != 1:
             raise ValueError("servers compute other penalties; leave sampling.repetition_penalty 1")
-
-    def _check_shards(self) -> None:
-        """A sharded target runs on all processes at once, so one process cannot use it alone."""
-        writes = self.target_writes and isinstance(self.writer, ModelWriter)
-        if self.shard and (writes or self.evaluates or self.data.keep_states_gb is not None):
-            raise ValueError(
-                "a sharded target cannot generate text or keep states, and there is no evaluation; "
-                "use generate-data, set fixed_fraction to 1, unset data.held_out and "
-                "data.keep_states_gb, and run trajectory on the checkpoints"
-            )

@@ -17,7 +17,6 @@ from paceline.core.divergences import count_units, token_weights
 from paceline.data.collate import TokenBatch, collate
 from paceline.errors import UsageError
 from paceline.models.drafts.layers import layer_lists
-from paceline.models.hf.architectures import body_of
 from paceline.train.loss import DraftLoss, Normalisers, places_of
 from paceline.train.objectives import TVDPlusPlus, reads_target, reads_top, uniforms_of_terms
 from paceline.train.optim import build_optimizer
@@ -294,25 +293,3 @@ def freeze_layers(draft: HfModel, count: int) -> None:
         )
     for layer in layers[:count]:
         layer.requires_grad_(False)
-
-
-def shard_target(target: HfModel, accelerator: Accelerator) -> None:
-    """Shard each layer of the target, then the remaining weights of its body together.
-
-    Weights in main memory are moved to the device layer by layer, only this process's shard. A
-    layer is gathered only while it is used. Embeddings and head stay gathered after first use,
-    because the loss uses the head chunk by chunk, outside of the target's forward pass.
-    """
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    target.hf.requires_grad_(False)
-    _ = target.head_weight  # the first access runs a forward pass, which needs unsharded weights
-    mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
-    _, layers = layer_lists(target.hf)["decoder"]
-    for layer in layers:
-        fully_shard(layer, mesh=mesh)
-    fully_shard(body_of(target.hf), mesh=mesh)
-    head = target.hf.get_output_embeddings()  # outside of the root if it is not tied
-    assert head is not None, "head_weight is its weight"
-    head.to(accelerator.device)

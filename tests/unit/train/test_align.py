@@ -451,11 +451,6 @@ FEW = {"loss_vocabulary": {"frequent": 8}}
         ({"objective": UNIFORM, **FEW}, "needs all tokens"),
         ({"objective": RULE, **FEW}, "needs all tokens"),
         ({"finish": {"objective": RULE}, **FEW}, "needs all tokens"),
-        ({"shard": ["target"], "fixed_fraction": 0.5}, "a sharded target cannot generate text"),
-        (
-            {"shard": ["target"], "data": {"train": "x.jsonl", "held_out": "y.jsonl"}},
-            "run trajectory on the checkpoints",
-        ),
     ],
 )
 def test_a_wrong_setting_is_one_line_that_says_what_to_do(changes: dict[str, Any], complaint: str):
@@ -486,18 +481,16 @@ def test_a_draft_learns_the_same_from_a_spread_target(
 
 
 @pytest.mark.parametrize(
-    ("device", "world_size", "shard", "chosen"),
+    ("device", "world_size", "chosen"),
     [
-        ("cuda", 1, [], "auto"),  # the device of accelerate's single process
-        ("cpu", 1, [], "cpu"),
-        ("cuda:1", 2, [], "cuda:1"),
-        ("cuda:1", 2, ["target"], "cpu"),
+        ("cuda", 1, "auto"),  # the device of accelerate's single process
+        ("cpu", 1, "cpu"),
+        ("cuda:1", 2, "cuda:1"),
     ],
 )
 def test_a_single_process_may_spread_its_target(
     device: str,
     world_size: int,
-    shard: list[str],
     chosen: str,
     folder: Path,
     tmp_path: Path,
@@ -515,6 +508,6 @@ def test_a_single_process_may_spread_its_target(
         accelerator=SimpleNamespace(device=torch.device(device)),
         shard=SimpleNamespace(world_size=world_size),
     )
-    config = align_config(folder, tmp_path / "run", shard=shard)
+    config = align_config(folder, tmp_path / "run")
     assert _load_target(config, cast("Any", run), bfloat16=True) is model
     assert seen == [chosen]

@@ -121,12 +121,11 @@ def test_records_that_cannot_be_used_are_one_line(folder: Path, tmp_path: Path):
 
 
 @ONE_KIND
-@pytest.mark.parametrize("changes", [{"fixed_fraction": 0.5}, {"shard": ["target"]}])
-def test_what_needs_the_whole_target_is_one_line(
-    folder: Path, tmp_path: Path, changes: dict[str, Any]
-):
-    with pytest.raises(ConfigError, match="need the whole target"):
-        recorded(folder, tmp_path / "run", **changes)
+def test_what_needs_the_whole_target_is_one_line(folder: Path, tmp_path: Path):
+    data = {"train": str(folder / "records" / "data"), "recorded_states": True}
+    for changes in ({"fixed_fraction": 0.5}, {"data": data | {"held_out_from_train": 2}}):
+        with pytest.raises(ConfigError, match="need the whole target"):
+            recorded(folder, tmp_path / "run", **changes)
 
 
 @pytest.fixture(scope="module", params=["vllm", "llama.cpp"])
