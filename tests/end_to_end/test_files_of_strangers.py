@@ -211,7 +211,7 @@ ENGINE = {"engine": {"engine": "vllm", "url": URL, "api_key_env": "PACELINE_MY_K
 
 @pytest.mark.parametrize(
     ("command", "values"),
-    [("generate-data", WRITER), ("score", WRITER), ("align", WRITER), ("measure-engine", ENGINE)],
+    [("generate-data", WRITER), ("score", WRITER), ("measure-engine", ENGINE)],
 )
 def test_a_file_sends_no_key_of_the_user(command: str, values: Any, run: Run, tmp_path: Path):
     said = refused(run, "validate", command, write_yaml(tmp_path / "f.yaml", values))

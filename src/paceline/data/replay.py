@@ -12,15 +12,13 @@ import dataclasses
 import math
 import time
 from collections import deque
-from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from paceline.config import StrictModel
-from paceline.core.top_k_tail import TopScores
 from paceline.data.sources import (
     ExampleStream,
     Origins,
@@ -28,25 +26,16 @@ from paceline.data.sources import (
     rows_of,
     sample_completions,
 )
-from paceline.data.tokens import AnswerEnd
-from paceline.engines.contract import Request
-from paceline.engines.text_servers import TextServers
-from paceline.errors import EngineError
 from paceline.models.hf.base import recorded_hidden_states
-from paceline.models.token_text import tokens_of
 from paceline.progress import silent
 from paceline.rng import named_generator
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from transformers import PreTrainedTokenizerBase
-
     from paceline.core.sampling import SamplingParams
     from paceline.data.collate import TokenRow
     from paceline.data.sources import Shard
-    from paceline.engines.answers import Written
-    from paceline.engines.texts import OpenAIWriter
     from paceline.models.hf.base import HfModel
     from paceline.progress import Progress
 
@@ -137,7 +126,8 @@ class TargetRounds:
 
     def _generate(self, number: int) -> list[TokenRow]:
         """This process's share of the texts of a round."""
-        prompts = self._prompts_of(number)
+        self._prompts.num_drawn = number * self.rounds.rows
+        prompts = [example.prompt for example in self._prompts.take_batch()]
         rng = named_generator(self.stream.seed, "target round", number)
         seeds = self.stream.my_seeds(self.rounds.rows, rng)
         rows: list[TokenRow] = []
@@ -148,11 +138,6 @@ class TargetRounds:
             rows += self._generate_batch(prompts[part], seeds[part])
             self.progress("generating text", len(rows), len(prompts))
         return rows
-
-    def _prompts_of(self, number: int) -> list[list[int]]:
-        """This process's share of the prompts of a round."""
-        self._prompts.num_drawn = number * self.rounds.rows
-        return [example.prompt for example in self._prompts.take_batch()]
 
     def _generate_batch(
         self, prompts: Sequence[Sequence[int]], seeds: Sequence[int]
@@ -191,68 +176,3 @@ def _states_by_row(
         for row, state_1D in zip(unfinished, states_R1D, strict=True):
             states[row].append(state_1D)
     return [torch.cat(row) for row in states]
-
-
-class ServedRounds(TargetRounds):
-    """Corpus prompts continued by servers of the target; see `TargetRounds`.
-
-    A resumed run asks for its current round again. A server may then sample other tokens.
-    """
-
-    def __init__(
-        self,
-        writer: OpenAIWriter,
-        tokenizer: PreTrainedTokenizerBase,
-        *arguments: Any,
-        **named: Any,
-    ) -> None:
-        """`arguments`: those of `TargetRounds`; its model gives the layout of rows alone.
-
-        Raises:
-            UsageError: the client's package or the key's variable is missing.
-        """
-        super().__init__(*arguments, **named)
-        self._end = AnswerEnd(tokenizer)
-        self._tokenize = partial(tokens_of, tokenizer=tokenizer)
-        self._servers = TextServers(writer, self._tokenize)
-
-    def _generate(self, number: int) -> list[TokenRow]:
-        prompts = self._prompts_of(number)
-        rng = named_generator(self.stream.seed, "served round", number)
-        seeds = self.stream.my_seeds(self.rounds.rows, rng)
-        requests = [
-            Request(prompt, self.max_new_tokens, self.sampling, seed)
-            for prompt, seed in zip(prompts, seeds, strict=True)
-        ]
-        written: dict[int, Written] = {}
-
-        def keep(index: int, answer: Written) -> None:
-            written[index] = answer
-            self.progress("generating text", len(written), len(requests))
-
-        self._servers.write(requests, keep)
-        answers = [written[index] for index in range(len(requests))]
-        completions = list(map(self._completion, prompts, answers))
-        rows = rows_of(self.model, prompts, completions)
-        return [_with_top(row, answer) for row, answer in zip(rows, answers, strict=True)]
-
-    def _completion(self, prompt: Sequence[int], answer: Written) -> list[int]:
-        """The answer's tokens; of an empty one, the token that ends it."""
-        end = self._end.behind(prompt)
-        tokens = answer.tokens_by(self._tokenize, end)[: self.max_new_tokens]
-        if not tokens and end is None:
-            raise EngineError(
-                "a server answered a prompt with an empty text, which cannot be trained on, as "
-                "the tokenizer has no end-of-text token; use other prompts"
-            )
-        return tokens or [cast("int", end)]
-
-
-def _with_top(row: TokenRow, answer: Written) -> TokenRow:
-    tokens, log_probs = answer.top_tokens, answer.top_log_probs
-    if tokens is None or log_probs is None:
-        return row
-    # the end-of-text token is left of an empty answer
-    top = TopScores.of(tokens or [[]], log_probs or [[]])
-    count = len(row.tokens) - row.trained_from
-    return dataclasses.replace(row, top=top.rows(slice(count)))

@@ -12,7 +12,7 @@ import torch
 
 from paceline.data.examples import Lengths, build_examples
 from paceline.data.prompts import corpus_fingerprint, read_records
-from paceline.data.replay import Rounds, ServedRounds, TargetRounds
+from paceline.data.replay import TargetRounds
 from paceline.data.sources import (
     BatchSource,
     BlendedText,
@@ -24,7 +24,6 @@ from paceline.data.sources import (
     SampledText,
 )
 from paceline.data.tokens import asked
-from paceline.engines.texts import OpenAIWriter
 from paceline.errors import ConfigError, PromptError
 from paceline.models import prepare_for_decoding
 from paceline.models.compatibility import check_fits, check_same_tokenizer, check_same_vocabulary
@@ -56,8 +55,6 @@ if TYPE_CHECKING:
     from paceline.progress import Progress
     from paceline.train.config import AlignConfig
     from paceline.train.run import TrainingRun
-
-_SERVED_BATCHES = 16  # of training, in a round that servers write if none is configured
 
 
 def align(config: AlignConfig, *, resume: bool = False, progress: Progress = silent) -> Path:
@@ -346,18 +343,13 @@ def _text_of_target(
     target: HfModel,
     generation: dict[str, Any],
 ) -> BatchSource:
-    """Text that the target or its servers generate, batch by batch or in rounds."""
+    """Text that the target generates, batch by batch or in rounds."""
     rounds, stream = config.target_rounds, origins.stream
-    in_rounds = generation | {"shard": run.shard, "progress": run.progress, "origins": origins}
-    if isinstance(config.writer, OpenAIWriter):
-        batches = min(_SERVED_BATCHES, config.num_steps or _SERVED_BATCHES)
-        rounds = rounds or Rounds(rows=stream.batch_size * batches, uses=1)
-        tokenizer = load_tokenizer(config.target, alone=True)
-        return ServedRounds(config.writer, tokenizer, stream, target, rounds, **in_rounds)
     # Prepared only if the target generates text, because the copy takes memory, and large bfloat16
     # batches are faster without.
     if config.target_writes and (rounds is None or target.dtype != torch.bfloat16):
         target = prepare_for_decoding(target)
     if rounds is not None:
+        in_rounds = generation | {"shard": run.shard, "progress": run.progress, "origins": origins}
         return TargetRounds(stream, target, rounds, **in_rounds)
     return SampledText(stream, target, "target", **generation)

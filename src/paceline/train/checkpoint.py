@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paceline.config import read_json
-from paceline.engines.texts import MAY_CHANGE
 from paceline.models.drafts.save import save_draft, tokenizer_files
 from paceline.records import atomic_directory, atomic_write_text, read_jsonl, storage_errors
 
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
 # keys that a resumed run may change
 _MAY_CHANGE = {"output", "num_steps", "max_seconds", "max_loss_ratio", "checkpoints"}
-_MAY_CHANGE |= {"chunk_tokens", "track", *MAY_CHANGE}
+_MAY_CHANGE |= {"chunk_tokens", "track"}
 _MODEL = "model"  # directory of the model in a checkpoint
 
 

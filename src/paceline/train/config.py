@@ -17,8 +17,6 @@ from paceline.data.examples import Lengths
 from paceline.data.input_checks import FLOAT32_BYTES, InputChecks
 from paceline.data.prompts import ChatOrRaw, CorpusConfig
 from paceline.data.replay import Rounds
-from paceline.data.requests import ModelWriter
-from paceline.engines.texts import OpenAIWriter
 from paceline.extensions import RuleChoice
 from paceline.records import RunDirectory
 from paceline.train.checkpoint import check_run_directory
@@ -249,11 +247,8 @@ class AlignConfig(TrainSettings):
         draft_fraction: lambda2, the fraction of the other batches that the draft generates; the
             target generates the rest.
         sampling: Sampling of generated training text.
-        writer: Who generates the target's text: the target itself (`{kind: model}`), or servers of
-            it (`{kind: openai, url: ...}`). Their `top_logprobs` is for the objective top_k_tail.
         target_rounds: Let the target generate many texts at once, keep their hidden states, and
-            train on each text several times; None: one batch at a time, used once. Servers write
-            16 batches at a time.
+            train on each text several times; None: one batch at a time, used once.
         freeze_embeddings: Freeze the embeddings and the output head.
         freeze_layers: Freeze the draft's first N layers. The backward pass stops above them. Useful
             if they are copies of the target's first layers.
@@ -271,7 +266,6 @@ class AlignConfig(TrainSettings):
     fixed_fraction: Annotated[float, Options()] = Field(default=1.0, ge=0, le=1)
     draft_fraction: Annotated[float, Options()] = Field(default=0.0, ge=0, le=1)
     sampling: SamplingParams = SamplingParams()
-    writer: Annotated[ModelWriter | OpenAIWriter, Field(discriminator="kind")] = ModelWriter()
     target_rounds: Rounds | None = None
     freeze_embeddings: Annotated[bool, Options()] = False
     freeze_layers: int = Field(default=0, ge=0)
@@ -300,9 +294,8 @@ class AlignConfig(TrainSettings):
     @property
     def loads_target(self) -> bool:
         """True if the target's weights are needed."""
-        writes = self.target_writes and isinstance(self.writer, ModelWriter)
         kept = self.data.keep_states_gb is not None
-        return writes or kept or reads_target(self.terms) or self.evaluates
+        return self.target_writes or kept or reads_target(self.terms) or self.evaluates
 
     @property
     def pretraining_rows(self) -> int:
@@ -343,14 +336,13 @@ class AlignConfig(TrainSettings):
                         f"objective {term!r} needs all tokens, and loss_vocabulary omits some; "
                         "remove one of them"
                     )
-        self._check_writer()
+        self._check_recorded_scores()
         self._check_recorded_states()
         return self
 
     def check(self, checks: InputChecks) -> None:
         """Check the inputs; raises UsageError."""
         check_run_directory(RunDirectory(self.output), self, resume=checks.resume)
-        checks.key(self.writer)
         if self.loads_target:
             target, draft = checks.pair(self.target, self.draft)
             tokenizer = target.tokenizer
@@ -371,20 +363,11 @@ class AlignConfig(TrainSettings):
                 "remove one of them"
             )
 
-    def _check_writer(self) -> None:
-        served = isinstance(self.writer, OpenAIWriter)
-        recorded = served and self.writer.top_logprobs > 0
-        unrecorded = self.draft_writes or (self.target_writes and not recorded)
-        if reads_top(self.terms) and (unrecorded or self.data.pretraining is not None):
+    def _check_recorded_scores(self) -> None:
+        others = self.fixed_fraction < 1 or self.data.pretraining is not None
+        if reads_top(self.terms) and others:
             raise ValueError(
-                "top_k_tail needs recorded log probabilities of every text; set fixed_fraction to "
-                "1, or let servers write the rest (writer.kind openai with top_logprobs, "
-                "draft_fraction 0), and unset data.pretraining"
+                "top_k_tail needs recorded log probabilities of every text: record them by "
+                "generate-data with writer.top_logprobs, set fixed_fraction to 1, and unset "
+                "data.pretraining"
             )
-        if served and self.target_rounds is not None and self.target_rounds.train_prompts:
-            raise ValueError(
-                "target_rounds.train_prompts needs the target itself; unset it, or let the target "
-                "write (writer.kind model)"
-            )
-        if served and self.sampling.repetition_penalty != 1:
-            raise ValueError("servers compute other penalties; leave sampling.repetition_penalty 1")

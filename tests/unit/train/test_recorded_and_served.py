@@ -1,8 +1,7 @@
-"""Alignment on states that the target recorded, or on text that servers of it write meanwhile."""
+"""Alignment on states that the target recorded, and on text that a server of it wrote."""
 
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from paceline.data.answering import Answer, ShardStore
 from paceline.data.distillation_data import generate_data
-from paceline.data.replay import ServedRounds
-from paceline.engines import text_servers
-from paceline.errors import (
-    ConfigError,
-    EngineError,
-    ModelLoadError,
-    PromptError,
-    UnsupportedModelError,
-)
+from paceline.errors import ConfigError, ModelLoadError, PromptError, UnsupportedModelError
 from paceline.models import load_model
 from paceline.models.contract import Texts
 from paceline.models.loading import load_head
@@ -128,96 +119,19 @@ def test_what_needs_the_whole_target_is_one_line(folder: Path, tmp_path: Path):
             recorded(folder, tmp_path / "run", **changes)
 
 
-@pytest.fixture(scope="module", params=["vllm", "llama.cpp"])
-def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = write_pair(tmp_path_factory.mktemp("pair"))
+@pytest.mark.parametrize("kind", ["vllm", "llama.cpp"])
+def test_text_of_a_server_trains_as_with_the_target_itself(tmp_path: Path, kind: str):
+    place = write_pair(tmp_path / "pair")
     write_corpus(place / "prompts.jsonl", [{"prompt": f"the {word}"} for word in WORDS[:8]])
-    (place / "kind").write_text(request.param)
-    (place / "tokenizer").mkdir()
+    served = Served(place, kind=kind)
+    with serving(served.routes) as url:
+        writer = {"kind": "openai", "url": url, "top_logprobs": served.model.vocab_size}
+        records = generate_data(generation(place, tmp_path / "records", writer=writer))
+    settings = {"data": {"train": str(records / "data")}, "max_prompt_tokens": 8}
+    wanted = losses(align(align_config(place, tmp_path / "loaded", **settings)))
     tokenizer: Any = load_model(place / "target").tokenizer
-    tokenizer.save_pretrained(place / "tokenizer")
-    return place
-
-
-ONE_SERVER = pytest.mark.parametrize("place", ["vllm"], indirect=True)
-"""What does not depend on the kind of server."""
-
-
-@pytest.fixture
-def served(place: Path) -> Iterator[tuple[Served, str]]:
-    found = Served(place, kind=(place / "kind").read_text())
-    with serving(found.routes) as url:
-        yield found, url
-
-
-def settings(place: Path, url: str, top: int, **changes: Any) -> dict[str, Any]:
-    return {
-        "data": {"train": str(place / "prompts.jsonl")},
-        "writer": {"kind": "openai", "url": url, "top_logprobs": top, "concurrency": 3},
-        "fixed_fraction": 0,
-        "draft_fraction": 0,
-        "target_rounds": {"rows": 8, "uses": 2},
-        "num_steps": 8,
-        "max_prompt_tokens": 8,
-        **changes,
-    }
-
-
-def test_all_recorded_tokens_train_as_the_target_itself(place: Path, tmp_path: Path, served: Any):
-    server, url = served
-    size = server.model.vocab_size
-    loaded = align_config(place, tmp_path / "loaded", **settings(place, url, 0))
-    wanted = losses(align(loaded))
-    assert len(server.bodies) == 2 * 8, "two rounds of eight texts, each used twice"
-    alone = {"target": str(place / "tokenizer"), "objective": "top_k_tail"}
-    config = align_config(place, tmp_path / "run", **settings(place, url, size, **alone))
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    alone = {"target": str(tmp_path / "tokenizer"), "objective": "top_k_tail"}
+    config = align_config(place, tmp_path / "run", **settings | alone)
     assert not config.loads_target
     assert losses(align(config)) == pytest.approx(wanted, rel=1e-4, abs=1e-5)
-
-
-@ONE_SERVER
-def test_a_stopped_run_continues_with_the_same_texts(
-    place: Path, tmp_path: Path, served: Any, monkeypatch: pytest.MonkeyPatch
-):
-    _, url = served
-    alone = {"target": str(place / "tokenizer"), "objective": "top_k_tail"}
-    given = settings(place, url, 4, **alone, checkpoints={"every_steps": 2})
-    whole = losses(align(align_config(place, tmp_path / "whole", **given)))
-    generate = ServedRounds._generate
-
-    def fail(self: ServedRounds, number: int) -> Any:
-        if number == 1:
-            raise EngineError("the server is gone")
-        return generate(self, number)
-
-    monkeypatch.setattr(ServedRounds, "_generate", fail)
-    config = align_config(place, tmp_path / "run", **given)
-    with pytest.raises(EngineError, match="the server is gone"):
-        align(config)
-    monkeypatch.undo()
-    assert losses(align(config, resume=True)) == pytest.approx(whole, rel=1e-5)
-
-
-@ONE_SERVER
-def test_no_server_is_one_line(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(text_servers, "_PAUSE_S", 0.02)
-    given = settings(place, "http://127.0.0.1:9", 0)
-    given["writer"] |= {"patience_s": 0.1}
-    with pytest.raises(EngineError, match="no server answered"):
-        align(align_config(place, tmp_path / "run", **given))
-
-
-@ONE_SERVER
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"objective": "top_k_tail"}, "let servers write the rest"),
-        ({"target_rounds": {"train_prompts": True}}, "needs the target itself"),
-        ({"sampling": {"repetition_penalty": 1.2}}, "leave sampling.repetition_penalty 1"),
-    ],
-)
-def test_what_servers_cannot_do_is_one_line(
-    place: Path, tmp_path: Path, changes: dict[str, Any], says: str
-):
-    with pytest.raises(ConfigError, match=re.escape(says)):
-        align_config(place, tmp_path, **settings(place, "http://127.0.0.1:9", 0, **changes))
