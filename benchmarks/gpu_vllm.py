@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gc
+import os
 import shutil
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest.mock import patch
 
 import torch
 
@@ -76,7 +77,7 @@ def report_vllm(pair: Pair, options: argparse.Namespace, results: Results) -> No
 def start_vllm(
     pair: Pair, folder: Path, options: argparse.Namespace, stack: ExitStack
 ) -> list[Engine]:
-    """Servers of the target alone and with the draft, which start at the same time."""
+    """Servers of the target alone and with the draft."""
     setting: tuple[str, ...] = ("--skip-tokenizer-init", "--no-enable-prefix-caching")
     # With this much for keys and values, vLLM does not measure what is free, which would fail
     # while another program allocates. The fraction is then only the least that has to be free.
@@ -88,6 +89,9 @@ def start_vllm(
         gpu = torch.device(options.device).index or 0
         gc.collect()
         torch.cuda.empty_cache()  # leaves the servers what our models do not need
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        card = visible.split(",")[gpu] if visible else str(gpu)
+        stack.enter_context(patch.dict(os.environ, CUDA_VISIBLE_DEVICES=card))  # of the servers
     choice = EngineChoice(
         engine="vllm", program=find_vllm(options.vllm), options=setting, start_seconds=300
     )
@@ -98,12 +102,11 @@ def start_vllm(
         model.hf.save_pretrained(path)
 
     def start(drafting: Drafting | None) -> Engine:
-        setup = Setup(paths[0], drafting, length, "bfloat16", gpu)
+        setup = Setup(paths[0], drafting, length, "bfloat16")
         return stack.enter_context(started(choice, setup, silent))
 
     free = 0 if gpu is None else torch.cuda.mem_get_info(gpu)[0]
-    with ThreadPoolExecutor(2) as pool:
-        servers = list(pool.map(start, (None, Drafting(paths[1], options.gamma))))
+    servers = [start(drafting) for drafting in (None, Drafting(paths[1], options.gamma))]
     if gpu is not None and free - torch.cuda.mem_get_info(gpu)[0] < 2**30:  # of keys and values
         raise EngineError(f"{choice.program} does not use the card; give --vllm a build for CUDA")
     return servers

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 
-_END_S = 60  # seconds in which a worker may stop its server
+_END_S = 60  # seconds in which a worker may end
 MOST_DEATHS = 3  # deaths of a process in a row that end the work
 # mallopt parameters, as numbered in glibc's malloc.h
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4

@@ -20,7 +20,6 @@ from pydantic import TypeAdapter
 from paceline.bench.answers import family, setting
 from paceline.config import validate
 from paceline.core.sampling import SamplingParams
-from paceline.data.requests import GenerateDataConfig
 from paceline.decode.strategies import DecodingConfig
 from paceline.engines.client import Client, api_key
 from paceline.engines.contract import Drafting, Request
@@ -30,6 +29,7 @@ from paceline.engines.texts import OpenAIWriter
 from paceline.engines.vllm_plugin import read_rule
 from paceline.errors import ConfigError, EngineError, UsageError
 from paceline.extensions import RuleChoice, imported
+from paceline.measure.served import ServedConfig
 from paceline.permissions import IMPORTS, PROGRAMS, Origin, check_consent
 from paceline.tasks import build_task
 from support.reports import bench_run
@@ -303,11 +303,10 @@ NEEDED = [f"--set={key}" for key in ("target=t", "draft=d", "output=o", "task=ar
 
 def test_python_code_needs_no_permission():
     """Values that are not read from a file are the caller's own."""
-    writer = {"kind": "engine", "engine": PROGRAM}
-    values = {"target": "t", "prompts": "p", "output": "o", "writer": writer}
-    assert GenerateDataConfig.model_validate(values).writer.kind == "engine"
+    values = {"target": "t", "draft": "d", "prompts": "p", "engine": PROGRAM}
+    assert ServedConfig.model_validate(values).engine.program == PROGRAM["program"]
     with pytest.raises(ConfigError, match="--allow-program"):
-        validate(GenerateDataConfig, values)
+        validate(ServedConfig, values)
 
 
 def test_a_redirect_gets_no_key_and_a_server_nothing_of_the_environment(

@@ -3,12 +3,10 @@
 # N positions of completions, K recorded tokens, D hidden size
 from __future__ import annotations
 
-import multiprocessing.util
 import os
 import shutil
 import tempfile
 from collections.abc import Sequence
-from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -27,20 +25,17 @@ from paceline.data.sources import rows_of
 from paceline.data.tokens import AnswerEnd, following_tokens
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.engines.contract import Request as ServedRequest
-from paceline.engines.contract import Setup
-from paceline.engines.process import check_choice, running
 from paceline.engines.text_servers import TextServers
-from paceline.engines.texts import EngineWriter, OpenAIWriter
+from paceline.engines.texts import OpenAIWriter
 from paceline.models import load_model, prepare_for_decoding
 from paceline.models.compatibility import check_fits
 from paceline.models.contract import decoder_contexts
 from paceline.models.loading import load_tokenizer, tokenizer_of
 from paceline.models.token_text import answer_text, tokens_of
-from paceline.progress import silent
 from paceline.records import storage_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from transformers import PreTrainedTokenizerBase
 
@@ -282,61 +277,22 @@ def text_of(
 
 
 class ShardWriter:
-    """Answers the requests of a shard and writes its file.
-
-    The first call loads the models or starts the server, which ends at `close` or with the process.
-    """
+    """Answers the requests of a shard and writes its file; the first call loads the models."""
 
     def __init__(self, config: GenerateDataConfig, directory: Path) -> None:
         self._config = config
         self._store = ShardStore(directory)
         self._answerer: Answerer | ServerAnswerer | None = None
-        self._end: multiprocessing.util.Finalize | None = None
 
     def __call__(self, shard: Shard) -> None:
         if self._answerer is None:
-            with ExitStack() as stack:
-                self._answerer = _answerer(self._config, stack)
-                close = stack.pop_all().close
-            self._end = multiprocessing.util.Finalize(None, close, exitpriority=0)
+            config, writer = self._config, self._config.writer
+            self._answerer = (
+                ServerAnswerer(config, writer)
+                if isinstance(writer, OpenAIWriter)
+                else Answerer(config)
+            )
         self._store.write(shard.name, self._answerer.answer(shard))
-
-    def close(self) -> None:
-        """Stop the server, if one was started."""
-        if self._end is not None:
-            self._end()
-
-
-def _answerer(config: GenerateDataConfig, stack: ExitStack) -> Answerer | ServerAnswerer:
-    """`stack`: gets what has to be closed."""
-    match config.writer:
-        case ModelWriter():
-            return Answerer(config)
-        case OpenAIWriter() as writer:
-            return ServerAnswerer(config, writer)
-        case EngineWriter() as writer:
-            url = stack.enter_context(_own_server(config, writer))
-            return ServerAnswerer(config, writer.at(url))
-
-
-@contextmanager
-def _own_server(config: GenerateDataConfig, writer: EngineWriter) -> Iterator[str]:
-    """Start a server. -> its URL.
-
-    Raises:
-        UsageError: The program is not installed.
-        EngineError: The server does not start.
-    """
-    choice = writer.engine
-    check_choice(choice)
-    length = config.max_prompt_tokens + config.max_new_tokens
-    # a worker process has a device of its own; Ray hides the other ones
-    own = config.pool == "processes" and config.workers > 1 and torch.cuda.is_available()
-    gpu = torch.cuda.current_device() if own else None
-    target, top = choice.target or config.target, writer.top_logprobs
-    setup = Setup(target, None, length, config.dtype, gpu, top, writer.concurrency)
-    with running(choice, setup, silent) as client:
-        yield client.url
 
 
 _CHUNK = 256  # positions per chunk of probabilities

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, deque
-from contextlib import closing
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.data.answering import ShardStore, ShardWriter
 from paceline.data.input_checks import checked, size_in_words
 from paceline.data.requests import ModelWriter, Shard, plan_shards
-from paceline.engines.texts import MAY_CHANGE, EngineWriter, OpenAIWriter
+from paceline.engines.texts import MAY_CHANGE
 from paceline.environment import how_to_install
 from paceline.errors import GenerationError, PacelineError, UsageError
 from paceline.fingerprints import short_hash
@@ -23,16 +21,13 @@ from paceline.records import RunDirectory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from paceline.data.requests import GenerateDataConfig
     from paceline.progress import Progress
 
 
-_MAY_CHANGE = {
-    *("output", "workers", "pool"),  # settings that do not affect the records
-    *MAY_CHANGE,
-    *("writer.gpus", "writer.engine.program", "writer.engine.start_seconds"),
-}
+_MAY_CHANGE = {"output", "workers", "pool", *MAY_CHANGE}  # they do not affect the records
 
 _TOKEN_BYTES = 12  # of an id, and of about four characters of text
 
@@ -131,35 +126,23 @@ def _write(
         return
     work = ShardWriter(config, store.directory)
     if config.workers == 1:
-        with closing(work):
-            for shard in shards:
-                work(shard)
-                yield shard
+        for shard in shards:
+            work(shard)
+            yield shard
     else:
         yield from in_processes(work, shards, config.workers)
 
 
 def _digest(config: GenerateDataConfig, shards: Sequence[Shard]) -> str:
     """Hash of what determines the records besides the configuration: requests and model files."""
-    models = (fingerprint(path) if path else "" for path in _answering_models(config))
+    loaded = (config.target, config.draft) if isinstance(config.writer, ModelWriter) else ()
+    models = (fingerprint(path) if path else "" for path in loaded)
     requests = (
         f"{shard.name} {request.id} {request.seed} {request.tokens}"
         for shard in shards
         for request in shard.requests
     )
     return short_hash(itertools.chain(models, requests))
-
-
-def _answering_models(config: GenerateDataConfig) -> tuple[str | None, ...]:
-    """Models on this machine that determine the answers."""
-    match config.writer:
-        case ModelWriter():
-            return config.target, config.draft
-        case EngineWriter(engine=choice):
-            served = choice.target or config.target
-            return (served,) if Path(served).exists() else ()
-        case OpenAIWriter():
-            return ()
 
 
 def _result(store: ShardStore, shards: Sequence[Shard]) -> dict[str, Any]:
@@ -196,7 +179,8 @@ def _write_with_ray(
     except ImportError:
         message = f"pool ray needs Ray: {how_to_install('ray')}, or use pool processes"
         raise UsageError(message) from None
-    gpus = _gpus(config.writer) if ray.cluster_resources().get("GPU") else 0
+    loads = isinstance(config.writer, ModelWriter)
+    gpus = int(loads and ray.cluster_resources().get("GPU", 0) > 0)
     start = ray.remote(
         num_cpus=1, num_gpus=gpus, max_restarts=-1, max_task_retries=MOST_DEATHS - 1
     )(ShardWriter)
@@ -229,14 +213,3 @@ def _error_of(write: ShardWriter, shard: Shard) -> PacelineError | None:
     except PacelineError as error:
         return error
     return None
-
-
-def _gpus(writer: ModelWriter | OpenAIWriter | EngineWriter) -> float:
-    """GPUs of an actor."""
-    match writer:
-        case ModelWriter():
-            return 1
-        case EngineWriter(gpus=gpus):
-            return gpus
-        case OpenAIWriter():
-            return 0

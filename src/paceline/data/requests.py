@@ -18,7 +18,7 @@ from pydantic import Field, model_validator
 from paceline.config import HomePath, Options, StrictModel
 from paceline.data.prompts import ChatOrRaw, CorpusConfig, Record, read_records
 from paceline.data.tokens import asked, encode_prompt, truncated, warn_of_cut
-from paceline.engines.texts import EngineWriter, OpenAIWriter
+from paceline.engines.texts import OpenAIWriter
 from paceline.errors import ConfigError, PromptError
 from paceline.models.chat_text import text_of
 from paceline.models.compatibility import check_fits
@@ -49,7 +49,7 @@ class ModelWriter(StrictModel):
     hidden_states: bool = False
 
 
-Writer = Annotated[ModelWriter | OpenAIWriter | EngineWriter, Field(discriminator="kind")]
+Writer = Annotated[ModelWriter | OpenAIWriter, Field(discriminator="kind")]
 
 
 class GenerateDataConfig(StrictModel):
@@ -59,8 +59,7 @@ class GenerateDataConfig(StrictModel):
         target: Hub id, directory or GGUF file of the model that answers; with a server as writer,
             its tokenizer is enough.
         writer: `{kind: model}`: the target is loaded here. `{kind: openai, url: ...}`: servers with
-            an OpenAI-compatible endpoint answer; see `OpenAIWriter`. `{kind: engine, engine: ...}`:
-            each worker starts a server; see `EngineWriter`.
+            an OpenAI-compatible endpoint answer; see `OpenAIWriter`.
         draft: Draft model for speculative decoding; null: decode with the target alone.
         num_speculative_tokens: Drafted tokens per block; used only with a draft.
         output: Run directory; the records are Parquet files in `output/data`.
@@ -121,13 +120,7 @@ class GenerateDataConfig(StrictModel):
             tokenizer = models[0].tokenizer
         else:
             tokenizer = checks.tokenizer("target", self.target)
-        match self.writer:
-            case OpenAIWriter() as writer:
-                checks.key(writer)
-            case EngineWriter(engine=choice):
-                checks.engine(choice)
-            case _:
-                pass
+            checks.key(self.writer)
         checks.text("prompts", self.prompts)
         checks.first_prompt(tokenizer, self.prompts, self.chat)
         lengths = self.max_prompt_tokens, self.max_new_tokens

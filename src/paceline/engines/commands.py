@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from typing import TYPE_CHECKING, Any, cast
 
@@ -16,11 +15,7 @@ from paceline.errors import UsageError
 from paceline.permissions import PROGRAMS, Origin, allowed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from paceline.engines.contract import Engine, Setup
-
-_GPUS = "CUDA_VISIBLE_DEVICES"
 
 
 class EngineChoice(StrictModel):
@@ -96,12 +91,3 @@ def server_command(choice: EngineChoice, setup: Setup, port: int) -> list[str]:
     program, *first = choice.server.program
     arguments = choice.server.arguments(setup, port)
     return [choice.program or program, *first, *arguments, *choice.options]
-
-
-def server_environment(choice: EngineChoice, setup: Setup) -> Mapping[str, str]:
-    """Return the environment variables to set for the server."""
-    found: dict[str, str] = {}
-    if setup.gpu is not None:
-        visible = os.environ.get(_GPUS)
-        found[_GPUS] = visible.split(",")[setup.gpu] if visible else str(setup.gpu)
-    return found | choice.server.environment((setup.drafting and setup.drafting.rule) or "")

@@ -83,8 +83,6 @@ class Setup(NamedTuple):
     drafting: Drafting | None  # None: no speculative decoding
     length: int  # of the context, in tokens
     dtype: str = "auto"  # auto: the server's default
-    gpu: int | None = None  # the only visible GPU that the server uses; None: all
-    top_logprobs: int = 0  # the most log probabilities that an answer may have for a token
     batch_size: int = 1  # concurrent requests
 
 

@@ -8,31 +8,26 @@ import signal
 import socket
 import subprocess
 import tempfile
-import threading
 import time
-from concurrent.futures import Future
 from contextlib import closing, contextmanager, suppress
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from paceline.cache import cache_directory
 from paceline.engines.client import Client, api_key, check_packages
-from paceline.engines.commands import server_command, server_environment
+from paceline.engines.commands import server_command
 from paceline.errors import EngineError, UsageError
 from paceline.processes import end_with_parent, last_lines, stop_groups
 from paceline.records import storage_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping, Sequence
+    from collections.abc import Generator, Mapping, Sequence
 
     from paceline.engines.commands import EngineChoice
     from paceline.engines.contract import Setup
     from paceline.engines.servers import Server
     from paceline.progress import Progress
 
-
-Result = TypeVar("Result")
 
 _LAST_LINES = 3  # of a log, in an error message
 _LOG_TAIL = 2_000  # bytes at the end of a log
@@ -63,23 +58,20 @@ class ServerProcess:
         self.url = f"http://127.0.0.1:{port}"
         self._log = log
         self._name = Path(command[0]).name
-        self._stopped = threading.Event()
         inherited = {name: value for name, value in os.environ.items() if name not in _KEYS}
         with storage_errors(log):
             log.parent.mkdir(parents=True, exist_ok=True)
             stream = log.open("wb")
-        start = partial(
-            subprocess.Popen,
-            [program, *command[1:]],
-            stdout=stream,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            env=inherited | dict(environment or {}),
-            start_new_session=True,  # stop() ends its workers too; Ctrl-C does not reach them
-            preexec_fn=end_with_parent,
-        )
         with stream:
-            self._process: subprocess.Popen[bytes] = _in_lasting_thread(start, self._stopped)
+            self._process = subprocess.Popen(
+                [program, *command[1:]],
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env=inherited | dict(environment or {}),
+                start_new_session=True,  # stop() ends its workers too; Ctrl-C does not reach them
+                preexec_fn=end_with_parent,
+            )
 
     def __enter__(self) -> ServerProcess:
         return self
@@ -124,32 +116,11 @@ class ServerProcess:
             stop_groups([self._process], _STOP_S)
         finally:
             self._process.wait()
-            self._stopped.set()
 
     def _log_excerpt(self) -> str:
         """The path of the log and its last lines."""
         lines = [" ".join(line.split()) for line in last_lines(self._log, _LOG_TAIL)]
         return f"see {self._log} ({' / '.join(lines[-_LAST_LINES:])[-300:] or 'empty'})"
-
-
-def _in_lasting_thread(function: Callable[[], Result], end: threading.Event) -> Result:
-    """Call it in a thread that lasts until `end`.
-
-    `end_with_parent` means the thread that starts the process. Actors of Ray do their work in a
-    thread that Ray may replace.
-    """
-    future: Future[Result] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(function())
-        except BaseException as error:
-            future.set_exception(error)
-        else:
-            end.wait()
-
-    threading.Thread(target=run, daemon=True).start()
-    return future.result()
 
 
 def find_program(name: str) -> str:
@@ -194,25 +165,19 @@ def check_choice(choice: EngineChoice) -> None:
 
 @contextmanager
 def started(choice: EngineChoice, setup: Setup, progress: Progress) -> Generator[Server]:
-    """Start a server and connect to it; stop it when the context ends."""
-    with running(choice, setup, progress) as client:
-        yield connect(choice, client)
-
-
-@contextmanager
-def running(choice: EngineChoice, setup: Setup, progress: Progress) -> Generator[Client]:
-    """Start a server and yield its client; stop it when the context ends."""
+    """Start a server and connect to it; stop it when the context ends, or the calling thread."""
     port = free_port()
     command = server_command(choice, setup, port)
     role = "plain" if setup.drafting is None else "drafting"
     logs = cache_directory("logs") or Path(tempfile.mkdtemp(prefix="paceline-"))
     log = logs / f"{choice.engine}-{role}-{port}.log"
+    environment = choice.server.environment((setup.drafting and setup.drafting.rule) or "")
     with (
-        ServerProcess(command, port, log, server_environment(choice, setup)) as server,
+        ServerProcess(command, port, log, environment) as server,
         closing(server.wait_until_ready(choice.start_seconds, progress)) as client,
     ):
         choice.server.check_started(setup, server.logged)
         try:
-            yield client
+            yield connect(choice, client)
         except EngineError as error:
             raise EngineError(f"{error}{server.last_words()}") from error

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from paceline.config import StrictModel
 from paceline.engines.client import root_of
-from paceline.engines.commands import EngineChoice
-from paceline.engines.kinds import names_of
 
 MAY_CHANGE = frozenset(
     f"writer.{name}" for name in ("url", "api_key_env", "concurrency", "timeout_s", "patience_s")
@@ -59,43 +57,3 @@ class OpenAIWriter(StrictModel):
     def urls(self) -> list[str]:
         """Roots of the servers, without /v1."""
         return [root_of(url) for url in ([self.url] if isinstance(self.url, str) else self.url)]
-
-
-class EngineWriter(StrictModel):
-    """A server that each worker starts for itself and stops at its end.
-
-    Attributes:
-        engine: How to start it, as in `measure --engine`; without a draft.
-        concurrency: Requests in flight per server.
-        top_logprobs: As in `OpenAIWriter`.
-        gpus: GPUs per server; only used by pool ray, which gives each actor its own.
-        timeout_s: Timeout of a request.
-    """
-
-    kind: Literal["engine"] = "engine"
-    engine: EngineChoice
-    concurrency: int = Field(default=16, ge=1)
-    top_logprobs: int = Field(default=0, ge=0)
-    gpus: float = Field(default=1.0, ge=0)
-    timeout_s: float = Field(default=600.0, gt=0)
-
-    @model_validator(mode="after")
-    def _starts_a_server(self) -> EngineWriter:
-        choice = self.engine
-        if choice.kind.in_process or choice.url is not None:
-            servers = names_of(lambda kind: not kind.in_process)
-            raise ValueError(
-                f"writer.engine starts a server: give {servers} without url; for a running "
-                "server, set writer.kind to openai"
-            )
-        return self
-
-    def at(self, url: str) -> OpenAIWriter:
-        """The writer for its server, once that runs."""
-        return OpenAIWriter(
-            url=url,
-            concurrency=self.concurrency,
-            top_logprobs=self.top_logprobs,
-            timeout_s=self.timeout_s,
-            patience_s=5.0,  # a server that has ended does not come back
-        )

@@ -51,11 +51,6 @@ class VllmServer(CountingServer):
         self.model = model or served_models(client)[0]
 
     @classmethod
-    def arguments(cls, setup: Setup, port: int) -> list[str]:
-        most = ["--max-logprobs", str(setup.top_logprobs)] if setup.top_logprobs else []
-        return [*super().arguments(setup, port), *most]
-
-    @classmethod
     def draft(cls, drafting: Drafting) -> list[str]:
         settings = {
             "method": "draft_model",

@@ -17,7 +17,7 @@ from paceline.core.rules import Chow, Lossless
 from paceline.core.sampling import SamplingParams
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.engines.client import Client
-from paceline.engines.commands import EngineChoice, server_command, server_environment
+from paceline.engines.commands import EngineChoice, server_command
 from paceline.engines.contract import Drafting, Request, Setup
 from paceline.engines.process import started
 from paceline.engines.vllm import VllmServer, examined
@@ -66,7 +66,7 @@ def routes(choice: EngineChoice, setup: Setup) -> dict[str, Any]:
     target = load_model(setup.target, dtype="float32", device="cpu")
     drafting = setup.drafting
     draft = drafting and load_model(drafting.draft, dtype="float32", device="cpu")
-    given = server_environment(choice, setup)["PACELINE_RULE"]
+    given = choice.server.environment((drafting and drafting.rule) or "")["PACELINE_RULE"]
 
     def complete(body: dict[str, Any]) -> Answer:
         assert "ignore_eos" not in body, "answers of a task end"

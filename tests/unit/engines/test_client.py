@@ -1,6 +1,8 @@
 """The HTTP client of engines, counters of servers, a server's environment, and the engines."""
 
+import os
 import re
+import signal
 import socket
 import sys
 import textwrap
@@ -17,7 +19,7 @@ from paceline.config import apply_override
 from paceline.core.sampling import SamplingParams
 from paceline.engines import client
 from paceline.engines.client import Client, connection, root_of
-from paceline.engines.commands import EngineChoice, server_environment
+from paceline.engines.commands import EngineChoice, server_command
 from paceline.engines.contract import BlockCounts, Request, Setup
 from paceline.engines.kinds import KINDS, EngineName, RuleServer
 from paceline.engines.process import ServerProcess
@@ -148,13 +150,60 @@ def test_a_server_gets_the_users_own_setting_of_the_hub(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
-    setup = Setup("target", None, 8)
     command = [sys.executable, "-c", "import os; print(os.environ['HF_HUB_OFFLINE'])"]
-    given = server_environment(EngineChoice(engine="vllm"), setup)
+    given = EngineChoice(engine="vllm").server.environment("")
     with ServerProcess(command, 1, tmp_path / "log", given) as server:
         while not server.last_words():
             pass  # it waits
     assert (tmp_path / "log").read_text() == "0\n"
+
+
+def test_a_server_is_started_for_the_requests_that_it_gets_at_once():
+    setup = Setup("target", None, 20, batch_size=2)
+    command = server_command(EngineChoice(engine="vllm"), setup, 1)
+    assert command[:3] == ["vllm", "serve", "target"]
+    given = dict(zip(command[3::2], command[4::2], strict=True))
+    assert (given["--max-num-seqs"], given["--max-model-len"]) == ("2", "20")
+
+
+@pytest.mark.slow
+def test_a_server_ends_with_its_client_even_if_that_is_killed(tmp_path: Path):
+    file = tmp_path / "server"
+    server = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(600)"
+    client = textwrap.dedent(f"""
+        import sys, time
+        from pathlib import Path
+        from paceline.engines.process import ServerProcess
+
+        file = Path(sys.argv[1])
+        command = [sys.executable, "-c", {server!r}, sys.argv[1]]
+        started = ServerProcess(command, 1, Path(sys.argv[1] + "-log"))
+        while started._process.poll() is None and not (file.exists() and file.read_text()):
+            time.sleep(0.01)
+        ended = started._process.poll() is not None
+        print(started.last_words() if ended else "it runs", flush=True)
+        time.sleep(600)
+    """)
+    process = start(client, file)
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline() == "it runs\n"
+    finally:
+        process.kill()
+        finish(process)
+    assert ends(int(file.read_text()))
+
+
+def ends(pid: int) -> bool:
+    """Within ten seconds; else it is killed."""
+    for _ in range(100):
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.1)
+    os.kill(pid, signal.SIGKILL)
+    return False
 
 
 @pytest.mark.slow
