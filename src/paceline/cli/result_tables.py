@@ -38,10 +38,7 @@ if TYPE_CHECKING:
     from paceline.train.config import AlignConfig, Evaluation
 
 
-_EVALUATED = (
-    *("expected_acceptance", "greedy_agreement", "block_efficiency"),
-    *("rule_acceptance", "rule_tvd"),
-)
+_EVALUATED = "expected_acceptance", "greedy_agreement", "block_efficiency"
 
 
 def verdict_lines(found: Measurement) -> Iterator[RenderableType]:

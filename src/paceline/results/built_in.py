@@ -246,18 +246,6 @@ BUILT_IN: Sequence[Figure] = (
         format=".2f",
     ),
     Figure(
-        "rule_acceptance",
-        "probability that a rule accepts a drafted token; a mean over tokens of held-out text",
-        label="acceptance under the rule",
-    ),
-    Figure(
-        "rule_tvd",
-        "total variation distance of the target's distribution and of the one that the rule makes "
-        "of both models' distributions",
-        label="TVD to the target under the rule",
-        better="less",
-    ),
-    Figure(
         "accuracy",
         "fraction of held-out tokens that are the model's most likely one",
     ),

@@ -17,7 +17,6 @@ from paceline.data.examples import Lengths
 from paceline.data.input_checks import FLOAT32_BYTES, InputChecks
 from paceline.data.prompts import ChatOrRaw, CorpusConfig
 from paceline.data.replay import Rounds
-from paceline.extensions import RuleChoice
 from paceline.records import RunDirectory
 from paceline.train.checkpoint import check_run_directory
 from paceline.train.loss import LossVocabulary
@@ -191,7 +190,6 @@ class Evaluation(StrictModel):
         max_new_tokens: Maximum number of tokens that the target generates per prompt.
         sampling: Sampling of the target's text and of the compared distributions.
         gamma: Draft tokens per block, for the block efficiency.
-        rule: Also evaluate the draft under this acceptance rule.
     """
 
     every_steps: int | None = Field(default=None, ge=1)
@@ -200,7 +198,6 @@ class Evaluation(StrictModel):
     max_new_tokens: int = Field(default=64, ge=1)
     sampling: SamplingParams = SamplingParams()
     gamma: int = Field(default=5, ge=1)
-    rule: RuleChoice | None = None
 
     @field_validator("sampling")
     @classmethod

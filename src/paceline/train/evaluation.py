@@ -11,9 +11,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from paceline.core.bootstrap import ratio_interval
-from paceline.core.divergences import total_variation
 from paceline.core.fused import chunks
-from paceline.core.rule_base import Position, as_read
 from paceline.core.sampling import spread, to_probs
 from paceline.core.text_scores import TextScores, score_tokens
 from paceline.data.collate import batches_of_like_length, collate
@@ -28,7 +26,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from paceline.core.bootstrap import Interval
-    from paceline.core.rule_base import Rule
     from paceline.core.sampling import SamplingParams
     from paceline.data.collate import TokenRow
     from paceline.data.prompts import Record
@@ -66,7 +63,6 @@ def held_out_evaluator(
         settings.sampling,
         gamma=settings.gamma,
         vocab_size=vocab_size,
-        rule=settings.rule,
         max_new_tokens=settings.max_new_tokens,
     )
 
@@ -125,10 +121,8 @@ class AgreementEvaluator:
         *,
         gamma: int,
         vocab_size: int,
-        rule: Rule | None = None,
         max_new_tokens: int | None = None,
     ) -> None:
-        self.rule = rule
         self.max_new_tokens = max_new_tokens
         self.target = target
         self.sampling = sampling
@@ -153,11 +147,9 @@ class AgreementEvaluator:
             shorter than `max_new_tokens` (None: than the longest) ended with an end token.
         expected_acceptance_low and _high, greedy_agreement_low and _high: 95% intervals over texts;
             absent with a single text.
-        rule_acceptance, rule_tvd: fraction of draft tokens that the rule accepts, and TVD of its
-            induced distribution from the target; absent without a rule.
         Paper: Zhou et al. 2023, section 3.
         """
-        scores, under_rule = self._scores(model)
+        scores = self._scores(model)
         mask_BT = scores.mask_BT
         figures = {
             "expected_acceptance": float(scores.acceptance_BT[mask_BT].double().mean()),
@@ -171,8 +163,6 @@ class AgreementEvaluator:
             ):
                 interval = self._interval(values_BT.double())
                 figures |= {f"{name}_low": interval.low, f"{name}_high": interval.high}
-        for name, values_BT in zip(("rule_acceptance", "rule_tvd"), under_rule, strict=False):
-            figures[name] = float(values_BT[mask_BT].double().mean())
         if scores.drafted[-1].any():
             budget_B = torch.tensor([self.max_new_tokens or max(self.lengths)])
             tokens_B, blocks_B = scores.tokens_and_blocks(self.gamma, budget_B)
@@ -184,8 +174,7 @@ class AgreementEvaluator:
         return ratio_interval((values_BT.sum(-1), torch.tensor(self.lengths)), most=1.0)
 
     @torch.no_grad()
-    def _scores(self, model: HfModel) -> tuple[TextScores, list[Tensor]]:
-        """Scores of the texts, and with a rule its acceptance and TVD from the target, [B, T]."""
+    def _scores(self, model: HfModel) -> TextScores:
         both = (self.target, self.target_hidden_ND), (model, self._hidden(model))
         parts: list[Tensor] = []
         for rows in chunks(len(self.labels_N), _CHUNK):
@@ -193,16 +182,11 @@ class AgreementEvaluator:
             probs = [to_probs(logs_CV, self.sampling) for logs_CV in logs]
             agreement_C = logs[0].argmax(-1) == logs[1].argmax(-1)
             columns = [*score_tokens(*probs, self.labels_N[rows]), agreement_C.float()]
-            if self.rule is not None:
-                at = Position(*probs, *(logs_CV.exp() for logs_CV in logs))
-                at = as_read(self.rule, at, self.sampling)
-                columns.append((probs[1] * self.rule.accept_at(at)).sum(-1))
-                columns.append(total_variation(self.rule.induced_at(at), probs[0]))
             parts.append(torch.stack(columns, -1).cpu())
         whole = pad_sequence(list(torch.cat(parts).split(self.lengths)), batch_first=True)
         mask_BT = torch.arange(whole.shape[1]) < torch.tensor(self.lengths)[:, None]
-        acceptance, survival, greedy_draft, agreement, *under_rule = whole.unbind(-1)
-        return TextScores(acceptance, survival, greedy_draft, agreement, mask_BT), under_rule
+        acceptance, survival, greedy_draft, agreement = whole.unbind(-1)
+        return TextScores(acceptance, survival, greedy_draft, agreement, mask_BT)
 
     @torch.no_grad()
     def _hidden(self, model: HfModel) -> Tensor:

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 # Figures of an evaluation; the first that occurs gives the verdict.
 _EVALUATED = (
-    *("expected_acceptance", "rule_acceptance", "accuracy", "loss"),
-    *("block_efficiency", "greedy_agreement", "rule_tvd"),
+    *("expected_acceptance", "accuracy", "loss"),
+    *("block_efficiency", "greedy_agreement"),
 )
 _MOST_POINTS = 240
 

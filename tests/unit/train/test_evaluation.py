@@ -5,8 +5,6 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.core.rule_base import Position, Rule
-from paceline.core.rules import Lenient, Opt, TokenV3
 from paceline.core.sampling import SamplingParams
 from paceline.core.speed import tokens_and_blocks
 from paceline.data.collate import TokenRow
@@ -151,29 +149,6 @@ def test_held_out_texts_are_in_the_order_of_their_prompts_whatever_their_lengths
     assert [list(row.tokens[: row.trained_from]) for row in rows] == prompts
     first = held_out_text(target, prompts[:1], settings, alone, seed=3, progress=silent)
     assert rows[:1] == first
-
-
-@pytest.mark.parametrize("temperature", [1.0, 0.5])
-@pytest.mark.parametrize("rule", [Lenient("linear", 0.5), Opt(0.1), TokenV3(0.4)])
-def test_a_rule_is_judged_position_by_position(pair: Pair, rule: Rule, temperature: float):
-    target, draft = pair
-    kept, far = [], []
-    for row in ROWS:
-        shaped = [probabilities(model, row, temperature) for model in pair]
-        own = [probabilities(model, row, 1.0) for model in pair]
-        for p, q, *raw in zip(*shaped, *own, strict=True):
-            p, q, target_raw, draft_raw = (torch.tensor(x).double() for x in (p, q, *raw))
-            raws = {"target_raw": target_raw, "draft_raw": draft_raw}
-            accept = rule.accept_at(Position.of(p, q, **raws))
-            residual = rule.residual_at(Position.of(p, q, **raws))
-            kept.append(float((q * accept).sum()))
-            text = q * accept + (1 - (q * accept).sum()) * residual
-            far.append(1 - float(torch.minimum(text, p).sum()))
-    figures = evaluator(target, temperature=temperature, rule=rule).evaluate(draft)
-    assert figures["rule_acceptance"] == pytest.approx(sum(kept) / len(kept), abs=1e-4)
-    assert figures["rule_tvd"] == pytest.approx(sum(far) / len(far), abs=1e-4)
-    plain = evaluator(target, temperature=temperature).evaluate(draft)
-    assert not {"rule_acceptance", "rule_tvd"} & plain.keys()
 
 
 TEXTS = [f"the {word} sat there" for word in ("cat", "hen", "man", "hat", "pan", "tin")]

@@ -161,7 +161,7 @@ def test_figures_point_to_their_source():
 
 def test_a_page_defines_what_its_columns_name_once_also_a_figure_registered_after_the_import():
     mine = figures.register(figures.Figure("my_figure", "what it is", (("score", figures.ONE),)))
-    line = {"gamma": 2, "speedup": 1.0, "rule_tvd": 0.1, mine.name: Interval(1.0, 0.5, 2.0)}
+    line = {"gamma": 2, "speedup": 1.0, "deferral_rate": 0.1, mine.name: Interval(1.0, 0.5, 2.0)}
     table = Table("A table", [line])
     try:
         text = render.render(Page("Title", "A verdict.", [Section("One", [table, table])]))
@@ -171,7 +171,7 @@ def test_a_page_defines_what_its_columns_name_once_also_a_figure_registered_afte
     assert terms == [
         "gamma",
         "speedup",
-        "TVD to the target under the rule",
+        "target calls / tokens",
         "my figure",
         "95% interval",
     ]
@@ -185,7 +185,7 @@ def test_a_page_without_charts_has_no_plotting_library():
 
 def test_definitions_use_the_names_of_the_notation_and_are_complete():
     known = set(re.findall(r"`([a-z_]+)`", NOTATION))
-    ours = {"accuracy", "loss", "gain", "rule_acceptance", "rule_tvd"}
+    ours = {"accuracy", "loss", "gain"}
     ours |= {"engine_efficiency", "block_cost_ratio"}
     ours |= {"needed_block_efficiency", "perplexity", "g_statistic", "p_value"}
     assert {name for name, one in figures.FIGURES.items() if not one.ratios} - ours <= known
