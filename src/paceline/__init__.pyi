@@ -28,7 +28,6 @@ from paceline.core.rules import TokenV2 as TokenV2
 from paceline.core.rules import TokenV3 as TokenV3
 from paceline.core.sampling import SamplingParams as SamplingParams
 from paceline.core.stats import DecodeStats as DecodeStats
-from paceline.decode import Adaptive as Adaptive
 from paceline.decode import AutoregressiveDecoder as AutoregressiveDecoder
 from paceline.decode import BigLittleDecoder as BigLittleDecoder
 from paceline.decode import Block as Block

@@ -30,7 +30,6 @@ from paceline.core.rules import (
     Rule,
 )
 from paceline.decode import (
-    Adaptive,
     AutoregressiveDecoder,
     BigLittleDecoder,
     Confident,
@@ -69,7 +68,7 @@ from support.broken_rules import (
     UntunedAim,
     WeighsWithTwiceTheDistance,
 )
-from support.fakes import TableModel, TableSession
+from support.fakes import Cautious, TableModel, TableSession
 from support.rules import PYTORCH, THRESHOLDS, Pair, length, stating, table, using
 
 COUNT = 400
@@ -135,7 +134,7 @@ AT_TEMPERATURE_0: dict[str, Shapings] = {
 }
 POLICIES: dict[str, DraftPolicy] = {
     "confident": Confident(0.4),
-    "adaptive": Adaptive(0.2, prior=0.5, prior_tokens=2),
+    "cautious": Cautious(0.4),
 }
 # order of the models, bonus, backend, batch size
 WAYS: list[tuple[int, Bonus, Any, int | None]] = [

@@ -1,4 +1,4 @@
-"""Models whose next-token distribution is a table, so that tests can compute results exactly.
+"""Models whose next-token distribution is a table, for exact results, and a policy of a user.
 
 Shape suffixes: B batch, N new tokens, O order, V vocabulary, W width of the widest row.
 """
@@ -7,8 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from pydantic.dataclasses import dataclass
 from torch import Tensor
 
+from paceline.core.rule_base import STRICT
+from paceline.decode.draft_policies import DraftPolicy
 from paceline.models.contract import ModelSession
 
 
@@ -157,3 +160,14 @@ class TableSession(ModelSession):
 
 def _all_equal(values: Sequence[int]) -> bool:
     return values.count(values[0]) == len(values)
+
+
+@dataclass(frozen=True, config=STRICT)
+class Cautious(DraftPolicy):
+    """Drafts `least` tokens once fewer than `share` of those examined so far were accepted."""
+
+    share: float
+    least: int = 1
+
+    def length(self, num_accepted: int, num_examined: int, most: int) -> int:
+        return most if num_accepted >= self.share * num_examined else min(self.least, most)

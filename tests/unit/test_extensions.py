@@ -16,13 +16,13 @@ from paceline.core.rule_base import Position, Rule
 from paceline.core.rules import Lossless, Lossy
 from paceline.data.prompts import Record
 from paceline.decode import SpeculativeDecoder
-from paceline.decode.draft_policies import Adaptive, DraftPolicy
+from paceline.decode.draft_policies import DraftPolicy
 from paceline.decode.strategies import DecodingConfig, Speculative
 from paceline.errors import ConfigError, UsageError
 from paceline.tasks import OwnTask, Split, TaskExample
 from paceline.tasks.base import examples_of, score_of
 from paceline.train.objectives import Compared, DivergenceTerm
-from support.fakes import TableModel
+from support.fakes import Cautious, TableModel
 
 OWN = """
 from pydantic.dataclasses import dataclass
@@ -130,10 +130,10 @@ def test_a_label_carries_every_parameter_of_the_users_rule(own: str):
 
 
 def test_labels_leave_out_what_is_as_it_is_by_default():
-    policy = Adaptive(cost_ratio=0.2, prior=0.5)
-    found = DecodingConfig(strategy=Speculative(rule=Lossless(), policy=policy))
-    assert family(found) == "lossless adaptive"
-    assert setting(found) == "gamma 4, cost ratio 0.2, prior 0.5"
+    for policy, numbers in ((Cautious(0.2), ""), (Cautious(0.2, least=2), ", least 2")):
+        found = DecodingConfig(strategy=Speculative(rule=Lossless(), policy=policy))
+        assert family(found) == "lossless Cautious"
+        assert setting(found) == f"gamma 4, share 0.2{numbers}"
 
 
 # Mistakes in a user's own rule, policy, task or divergence are one line that names it.

@@ -22,7 +22,6 @@ from paceline.core.rule_base import Position
 from paceline.core.rules import BiLDRule, Diff, Lossless, Opt
 from paceline.core.sampling import SamplingParams, to_probs
 from paceline.decode import (
-    Adaptive,
     AutoregressiveDecoder,
     BigLittleDecoder,
     Confident,
@@ -158,7 +157,6 @@ def others(target: Any, draft: Any) -> dict[str, Any]:
             "confident opt": SpeculativeDecoder(
                 *pair, Opt(0.4), 4, sampling, policy=Confident(0.1)
             ),
-            "adaptive": SpeculativeDecoder(*pair, Lossless(), 4, sampling, policy=Adaptive(0.3)),
             "greedy drafts": SpeculativeDecoder(
                 *pair, Lossless(), 3, sampling, draft_sampling=SamplingParams(temperature=0)
             ),

@@ -221,16 +221,6 @@ def break_even_acceptance(gamma: int, cost_ratio: float, block_cost_ratio: float
     return high
 
 
-def best_gamma(acceptance: float, cost_ratio: float, max_gamma: int = 16) -> int:
-    """The gamma with the largest predicted speedup, the smallest of ties; 0: do not draft."""
-    _check(max_gamma, acceptance=acceptance, cost_ratio=cost_ratio)
-
-    def speedup(gamma: int) -> float:
-        return predicted_speedup(block_efficiency_iid(acceptance, gamma), gamma, cost_ratio)
-
-    return max(range(max_gamma + 1), key=speedup)
-
-
 def _check(gamma: int, *, acceptance: float | None = None, cost_ratio: float | None = None) -> None:
     if gamma < 0:
         raise ValueError(f"gamma must be 0 or more, got {gamma}")

@@ -12,13 +12,12 @@
 
 from paceline.decode.autoregressive import AutoregressiveDecoder
 from paceline.decode.cascade import BigLittleDecoder, OracleCascade, SequenceCascade, TokenCascade
-from paceline.decode.draft_policies import Adaptive, Confident, FixedLength
+from paceline.decode.draft_policies import Confident, FixedLength
 from paceline.decode.speculative import SpeculativeDecoder
 from paceline.decode.text import Block, Generation
 from paceline.decode.text_prompts import Piece, TextGeneration
 
 __all__ = [
-    "Adaptive",
     "AutoregressiveDecoder",
     "BigLittleDecoder",
     "Block",

@@ -12,7 +12,6 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from paceline.core.rule_base import STRICT
-from paceline.core.speed import best_gamma
 from paceline.extensions import variants
 
 
@@ -60,27 +59,7 @@ class Confident(DraftPolicy):
         return confidence >= self.threshold
 
 
-@dataclass(frozen=True, config=STRICT)
-class Adaptive(DraftPolicy):
-    """Drafts the number of tokens that is fastest at this text's acceptance rate so far.
-
-    Estimates acceptance as (prior_tokens x prior + accepted) / (prior_tokens + examined), and
-    maximizes tau / (c gamma + 1), where c is the cost ratio. Drafts at least one token, so that the
-    estimate keeps being updated. Paper: ours.
-    """
-
-    cost_ratio: Annotated[float, Field(ge=0, allow_inf_nan=False)]
-    prior: Annotated[float, Field(ge=0, le=1)] = 0.7
-    prior_tokens: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 8.0
-    policy: Literal["adaptive"] = "adaptive"
-
-    def length(self, num_accepted: int, num_examined: int, most: int) -> int:
-        accepted = self.prior_tokens * self.prior + num_accepted
-        acceptance = accepted / (self.prior_tokens + num_examined)
-        return max(1, best_gamma(acceptance, self.cost_ratio, most))
-
-
-AnyPolicy: TypeAlias = FixedLength | Confident | Adaptive
+AnyPolicy: TypeAlias = FixedLength | Confident
 
 if TYPE_CHECKING:
     PolicyChoice: TypeAlias = DraftPolicy

@@ -10,7 +10,6 @@ from paceline.core.rules import Chow, Diff, Lossy, TokenV3
 from paceline.core.sampling import SamplingParams
 from paceline.core.stats import DecodeStats
 from paceline.decode import (
-    Adaptive,
     AutoregressiveDecoder,
     BigLittleDecoder,
     Confident,
@@ -39,13 +38,12 @@ CASES: dict[str, tuple[list[str], Decoder]] = {
         ],
         SpeculativeDecoder(TARGET, DRAFT, TokenV3(0.4), 3, WARM, Confident(0.3)),
     ),
-    "tuned, adaptive": (
+    "tuned": (
         [
             "strategy.strategy=speculative",
             "strategy.rule={rule: lossy, alpha: 0.4, beta: tuned}",
-            "strategy.policy={policy: adaptive, cost_ratio: 0.2}",
         ],
-        SpeculativeDecoder(TARGET, DRAFT, Lossy(0.4, "tuned"), 4, WARM, Adaptive(0.2)),
+        SpeculativeDecoder(TARGET, DRAFT, Lossy(0.4, "tuned"), 4, WARM),
     ),
     "greedy drafts": (
         ["strategy.draft_sampling.temperature=0", "sampling.repetition_penalty=1.2"],

@@ -7,7 +7,7 @@ import pytest
 
 from paceline.core.bootstrap import Interval
 from paceline.core.rules import Chow, Diff, Lenient, Lossless, Lossy, Opt
-from paceline.decode.draft_policies import Adaptive, Confident
+from paceline.decode.draft_policies import Confident
 from paceline.decode.strategies import Oracle, ResponseByResponse, Speculative, TokenByToken
 from paceline.errors import UsageError
 from paceline.results.frontier import Frontier
@@ -147,7 +147,6 @@ def test_a_lossless_cell_has_the_targets_quality_whatever_luck_its_samples_had()
         (Lossy(0.2, "tuned"), "lossy beta tuned", "alpha 0.2, gamma 4"),
         (Lenient("square", 0.5), "lenient square", "epsilon 0.5, gamma 4"),
         (chow(Confident(0.5)), "chow confident", "alpha 0.2, gamma 4, threshold 0.5"),
-        (chow(Adaptive(0.1)), "chow adaptive", "alpha 0.2, gamma 4, cost ratio 0.1"),
         (TokenByToken(alpha=0.2), "token_cascade", "alpha 0.2"),
         (TokenByToken(alpha=0.2, most_drafted=3), "token_cascade", "alpha 0.2, most drafted 3"),
         (ResponseByResponse(alpha=0.2, normalise=True), "sequence_cascade normalised", "alpha 0.2"),
