@@ -44,21 +44,17 @@ MOST_DRAFTED = 10
 """Maximum number of tokens drafted between two target passes, as in the papers."""
 
 
-class _CascadeRule(Rule):
-    """Rules that do not depend on the probability of the drafted token itself."""
+@dataclass(frozen=True, config=STRICT)
+class _KeepAll(Rule):
+    def accept_at(self, at: Position) -> Tensor:
+        return torch.ones_like(at.target)
 
     def residual_at(self, at: Position) -> Tensor:
         return at.target
 
 
 @dataclass(frozen=True, config=STRICT)
-class _KeepAll(_CascadeRule):
-    def accept_at(self, at: Position) -> Tensor:
-        return torch.ones_like(at.target)
-
-
-@dataclass(frozen=True, config=STRICT)
-class BiLDRollback(_CascadeRule):
+class BiLDRollback(Rule):
     """Accepts every token where D(q, p) <= threshold; elsewhere samples from the target.
 
     It induces the same distribution as `BiLDRule`, but rejects more tokens: where D exceeds the
@@ -72,6 +68,9 @@ class BiLDRollback(_CascadeRule):
     def accept_at(self, at: Position) -> Tensor:
         rolled_back = BiLDRule(self.threshold).defers(at)
         return (~rolled_back).float().expand_as(at.target)
+
+    def residual_at(self, at: Position) -> Tensor:
+        return at.target
 
 
 class _ConfidentDraft(SpeculativeDecoder):

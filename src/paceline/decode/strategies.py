@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
@@ -142,13 +142,6 @@ class DecodingConfig(StrictModel):
     sampling: Annotated[
         SamplingParams, Options("temperature", "top_p", "top_k", "repetition_penalty")
     ] = SamplingParams()
-
-    @field_validator("strategy", mode="before")
-    @classmethod
-    def _default_to_speculative(cls, value: Any) -> Any:
-        if isinstance(value, dict) and "strategy" not in value:
-            return {"strategy": "speculative", **cast("dict[str, Any]", value)}
-        return cast("Any", value)
 
     @model_validator(mode="after")
     def _one_penalty(self) -> DecodingConfig:
