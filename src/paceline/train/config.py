@@ -20,7 +20,7 @@ from paceline.data.replay import Rounds
 from paceline.records import RunDirectory
 from paceline.train.checkpoint import check_run_directory
 from paceline.train.loss import LossVocabulary
-from paceline.train.objectives import ForwardKL, Objective, as_terms, reads_target, reads_top
+from paceline.train.objectives import ForwardKL, Objective, Objectives, reads_target, reads_top
 from paceline.train.optim import Adafactor, Optimizer
 from paceline.train.tracking import TrackerName, check_trackers
 
@@ -29,37 +29,21 @@ if TYPE_CHECKING:
 
 RecipeName = Literal["supervised_kd", "seq_kd", "imit_kd", "f_distill", "gkd"]
 
-RECIPES: dict[RecipeName, dict[str, Any]] = {
+_RECIPES: dict[RecipeName, tuple[str, float, float]] = {
     # Hinton et al. 2015: forward KL on fixed text
-    "supervised_kd": {
-        "objective": [{"kind": "forward_kl"}],
-        "fixed_fraction": 1.0,
-        "draft_fraction": 0.0,
-    },
+    "supervised_kd": ("forward_kl", 1.0, 0.0),
     # Kim and Rush 2016: text from the target, cross entropy with its tokens
-    "seq_kd": {
-        "objective": [{"kind": "cross_entropy"}],
-        "fixed_fraction": 0.0,
-        "draft_fraction": 0.0,
-    },
+    "seq_kd": ("cross_entropy", 0.0, 0.0),
     # Lin et al. 2020: forward KL, half on fixed text, half on text from the draft
-    "imit_kd": {
-        "objective": [{"kind": "forward_kl"}],
-        "fixed_fraction": 0.5,
-        "draft_fraction": 1.0,
-    },
+    "imit_kd": ("forward_kl", 0.5, 1.0),
     # Wen et al. 2023: TVD, half on text from the draft, half on text from the target
-    "f_distill": {
-        "objective": [{"kind": "tvd"}],
-        "fixed_fraction": 0.0,
-        "draft_fraction": 0.5,
-    },
+    "f_distill": ("tvd", 0.0, 0.5),
     # Agarwal et al. 2023: on-policy; the objective may be changed to a JSD
-    "gkd": {
-        "objective": [{"kind": "forward_kl"}],
-        "fixed_fraction": 0.0,
-        "draft_fraction": 1.0,
-    },
+    "gkd": ("forward_kl", 0.0, 1.0),
+}
+RECIPES: dict[RecipeName, dict[str, Any]] = {
+    name: {"objective": [{"kind": kind}], "fixed_fraction": fixed, "draft_fraction": draft}
+    for name, (kind, fixed, draft) in _RECIPES.items()
 }
 """Defaults by name; keys in the configuration override them."""
 
@@ -217,13 +201,8 @@ class Finish(StrictModel):
         begin: Fraction of the run after which this objective starts.
     """
 
-    objective: tuple[Objective, ...] = Field(min_length=1)
+    objective: Objectives
     begin: float = Field(default=0.7, ge=0, lt=1)
-
-    @field_validator("objective", mode="before")
-    @classmethod
-    def _one_or_many(cls, value: Any) -> Any:
-        return as_terms(value)
 
 
 class AlignConfig(TrainSettings):
@@ -255,9 +234,7 @@ class AlignConfig(TrainSettings):
     draft: str = Field(min_length=1)
     data: Annotated[AlignData, Options("chat", data="train")]
     recipe: Annotated[RecipeName | None, Options()] = None
-    objective: Annotated[tuple[Objective, ...], Options()] = Field(
-        default=(ForwardKL(),), min_length=1
-    )
+    objective: Annotated[Objectives, Options()] = (ForwardKL(),)
     finish: Finish | None = None
     loss_vocabulary: LossVocabulary | None = None
     fixed_fraction: Annotated[float, Options()] = Field(default=1.0, ge=0, le=1)
@@ -306,11 +283,6 @@ class AlignConfig(TrainSettings):
     def _fill_in_recipe(cls, values: Any) -> Any:
         name = values.get("recipe") if isinstance(values, dict) else None
         return RECIPES[name] | values if isinstance(name, str) and name in RECIPES else values
-
-    @field_validator("objective", mode="before")
-    @classmethod
-    def _one_or_many(cls, value: Any) -> Any:
-        return as_terms(value)
 
     @model_validator(mode="after")
     def _fits_together(self) -> AlignConfig:

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import torch
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from paceline.config import StrictModel
 from paceline.core import divergences
@@ -71,6 +71,7 @@ class ObjectiveTerm(StrictModel, ABC):
         missed_weight: Loss per unit of this mass.
         native_kind: The divergence in C that is the term's loss, not inherited by subclasses; None:
             there is none.
+        native_parameter: Parameter of the divergence in C; 0 if it has none.
         needs_all_tokens: True if the term has no meaning over a part of the vocabulary.
         num_drawn: Number of tokens that the term draws from the draft at each position.
     """
@@ -81,19 +82,9 @@ class ObjectiveTerm(StrictModel, ABC):
     counts_acceptance: ClassVar[bool] = False
     missed_weight: ClassVar[float] = 0.0
     native_kind: ClassVar[DivergenceKind | None] = None
-
-    @property
-    def native_parameter(self) -> float:
-        """Parameter of the divergence in C; 0 if it has none."""
-        return 0.0
-
-    @property
-    def needs_all_tokens(self) -> bool:
-        return False
-
-    @property
-    def num_drawn(self) -> int:
-        return 0
+    native_parameter: ClassVar[float] = 0.0
+    needs_all_tokens: ClassVar[bool] = False
+    num_drawn: ClassVar[int] = 0
 
     @abstractmethod
     def per_token(self, at: Compared) -> Tensor:
@@ -158,7 +149,7 @@ class JSD(DivergenceTerm):
     native_kind: ClassVar = DivergenceKind.JSD
 
     @property
-    def native_parameter(self) -> float:
+    def native_parameter(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.beta
 
     @field_validator("beta")
@@ -212,11 +203,11 @@ class TVDPlusPlus(ObjectiveTerm):
     missed_weight: ClassVar[float] = 0.5
 
     @property
-    def needs_all_tokens(self) -> bool:
+    def needs_all_tokens(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.estimator == "uniform"
 
     @property
-    def num_drawn(self) -> int:
+    def num_drawn(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.num_samples if self.estimator == "sampled" else 0
 
     def per_token(self, at: Compared) -> Tensor:
@@ -236,10 +227,7 @@ class UnderRule(DivergenceTerm):
     kind: Literal["rule"] = "rule"
     rule: RuleChoice
     loss: RuleLoss = "rejection"
-
-    @property
-    def needs_all_tokens(self) -> bool:
-        return True
+    needs_all_tokens: ClassVar[bool] = True
 
     @model_validator(mode="after")
     def _has_target_distribution(self) -> UnderRule:
@@ -261,10 +249,7 @@ class CrossEntropy(ObjectiveTerm):
     kind: Literal["cross_entropy"] = "cross_entropy"
     reads_target: ClassVar[bool] = False
     native_kind: ClassVar = DivergenceKind.CROSS_ENTROPY
-
-    @property
-    def needs_all_tokens(self) -> bool:
-        return True
+    needs_all_tokens: ClassVar[bool] = True
 
     def per_token(self, at: Compared) -> Tensor:
         return -at.draft_log_probs_CV.gather(-1, at.labels_C[:, None]).squeeze(-1)
@@ -289,15 +274,12 @@ class TopKTail(ObjectiveTerm):
     ] = ForwardKL()
     reads_target: ClassVar[bool] = False
     reads_top: ClassVar[bool] = True
+    needs_all_tokens: ClassVar[bool] = True
 
     @field_validator("divergence", mode="before")
     @classmethod
     def _named(cls, value: Any) -> Any:
         return {"kind": value} if isinstance(value, str) else value
-
-    @property
-    def needs_all_tokens(self) -> bool:
-        return True
 
     def per_token(self, at: Compared) -> Tensor:
         assert at.top is not None, "checked before training"
@@ -335,6 +317,10 @@ def _as_term(term: Any) -> Any:
     if isinstance(term, dict) and "rule" in term and IMPORT not in term:
         return {"kind": "rule"} | term
     return term
+
+
+Objectives = Annotated[tuple[Objective, ...], Field(min_length=1), BeforeValidator(as_terms)]
+"""One divergence or a weighted sum, in a configuration."""
 
 
 def reads_target(terms: Sequence[ObjectiveTerm]) -> bool:
