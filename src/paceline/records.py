@@ -225,21 +225,19 @@ def read_lines(path: Path) -> Iterator[tuple[str, str]]:
         raise PromptError(f"cannot read {path}: {reason}; name a text file") from None
 
 
-def _leaves(settings: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:
-    """The values by dotted key, without these keys and what is in them."""
+def flattened(
+    values: Mapping[str, Any], without: Collection[str] = (), between: str = ".", prefix: str = ""
+) -> dict[str, Any]:
+    """Nested values by their joined names, without these names and what is in them."""
     found: dict[str, Any] = {}
-
-    def add(values: Mapping[str, Any], prefix: str) -> None:
-        for name, value in values.items():
-            key = prefix + name
-            if key in keys:
-                continue
-            if isinstance(value, dict) and value:
-                add(value, f"{key}.")
-            else:
-                found[key] = value
-
-    add(settings, "")
+    for name, value in values.items():
+        key = prefix + name
+        if key in without:
+            continue
+        if isinstance(value, dict) and value:
+            found |= flattened(value, without, between, key + between)
+        else:
+            found[key] = value
     return found
 
 
@@ -342,8 +340,8 @@ class RunDirectory:
         marks = manifest.get("inputs", {}) if inputs is None else inputs
         same = [name for name, mark in marks.items() if mark and recorded.get(name) == mark]
         moved = {*same, *(f"{name}.path" for name in same)}
-        before = _leaves(manifest["config"], may_change)
-        now = _leaves(config.model_dump(mode="json"), may_change)
+        before = flattened(manifest["config"], may_change)
+        now = flattened(config.model_dump(mode="json"), may_change)
         keys = sorted((before.keys() | now.keys()) - moved)
         changed = [k for k in keys if before.get(k) != now.get(k)]
         if changed:

@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
 from paceline.errors import UsageError, first_line
+from paceline.records import flattened
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -43,7 +44,7 @@ def start_trackers(accelerator: Accelerator, run: Path, config: Mapping[str, Any
     try:
         # standard output is the result of a command, and trackers print their greetings there
         with contextlib.redirect_stdout(sys.stderr):
-            accelerator.init_trackers(project, _flat(config), settings)
+            accelerator.init_trackers(project, _plain(config), settings)
     except Exception as error:
         names = ", ".join(map(str, accelerator.log_with))
         raise UsageError(
@@ -54,7 +55,7 @@ def start_trackers(accelerator: Accelerator, run: Path, config: Mapping[str, Any
 
 def track(accelerator: Accelerator, row: Mapping[str, Any]) -> None:
     """Send a line of metrics.jsonl. If a tracker fails, none gets more, with a warning."""
-    values = _flat({name: value for name, value in row.items() if name != "step"})
+    values = _plain({name: value for name, value in row.items() if name != "step"})
     try:
         accelerator.log(values, step=row["step"])
     except Exception as error:
@@ -66,13 +67,9 @@ def track(accelerator: Accelerator, row: Mapping[str, Any]) -> None:
         )
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
     """Nested values by joined names, as numbers, texts and truth values."""
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{name}/")
-        else:
-            plain = value is None or isinstance(value, bool | int | float | str)
-            flat[f"{prefix}{name}"] = value if plain else str(value)
-    return flat
+    return {
+        name: value if value is None or isinstance(value, bool | int | float | str) else str(value)
+        for name, value in flattened(values, between="/").items()
+    }
