@@ -148,8 +148,8 @@ def read_texts(
         PromptError: as `read_prompts`.
     """
     for record in read_records(corpus, skip_empty=True):
-        tokens, completion = encode(record, tokenizer, eos_token_ids=eos_token_ids)
-        yield tokens + (completion or [])
+        turn = last_turn(record, tokenizer, eos_token_ids=eos_token_ids)
+        yield turn.prompt + (turn.completion or [])
 
 
 def warn_of_cut(
@@ -180,16 +180,6 @@ class Turn(NamedTuple):
     prompt: list[int]
     completion: list[int] | None = None
     ended: bool = False
-
-
-def encode(
-    record: Record,
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    eos_token_ids: Sequence[int] = (),
-) -> tuple[list[int], list[int] | None]:
-    """Prompt (or document) and completion of the `last_turn` of a record."""
-    return last_turn(record, tokenizer, eos_token_ids=eos_token_ids)[:2]
 
 
 def last_turn(
@@ -266,7 +256,8 @@ class _Encoding:
         """The answer in message `index`, behind its prompt."""
         text = chat_prompt(self.record, self.tokenizer, index)
         prompt = self.prompt(text)
-        answer, ended = chat_answer(self.record, self.tokenizer, index, text, self.eos_token_ids)
+        rendering = _Rendering(self.record, self.tokenizer)
+        answer, ended = rendering.answer(index, text, tuple(self.eos_token_ids))
         if self.encoder:
             return Turn(prompt, self._target(answer), ended)
         return Turn(prompt, self._following(text, prompt, answer), ended)
@@ -352,30 +343,6 @@ def following_tokens(
     return whole[len(own) :] if whole[: len(own)] == own else tokens_of(text, tokenizer)
 
 
-def chat_answer(
-    record: Record,
-    tokenizer: PreTrainedTokenizerBase,
-    index: int,
-    prompt: str,
-    eos_token_ids: Sequence[int],
-) -> tuple[str, bool]:
-    """The answer in message `index` behind its `prompt`: what the target would write.
-
-    It is what the template renders behind the prompt, up to the first of `eos_token_ids` behind the
-    message, else to the first special token there. Where the template leaves thoughts out of the
-    message, or renders something else than the prompt in front of it, the answer is the message
-    itself, behind what of its thoughts the prompt opens.
-
-    Returns:
-        The answer with the end of its turn, as far as the target writes it, and whether the
-        template ends the turn.
-
-    Raises:
-        PromptError: the answer cannot follow its own prompt.
-    """
-    return _Rendering(record, tokenizer).answer(index, prompt, tuple(eos_token_ids))
-
-
 class AnswerEnd:
     """The token that ends an answer of which only the text is known."""
 
@@ -404,6 +371,20 @@ class _Rendering(ChatRendering):
     record: Record
 
     def answer(self, index: int, prompt: str, eos_token_ids: tuple[int, ...]) -> tuple[str, bool]:
+        """The answer in message `index` behind its `prompt`: what the target would write.
+
+        It is what the template renders behind the prompt, up to the first of `eos_token_ids` behind
+        the message, else to the first special token there. Where the template leaves thoughts out
+        of the message, or renders something else than the prompt in front of it, the answer is the
+        message itself, behind what of its thoughts the prompt opens.
+
+        Returns:
+            The answer with the end of its turn, as far as the target writes it, and whether the
+            template ends the turn.
+
+        Raises:
+            PromptError: the answer cannot follow its own prompt.
+        """
         messages = self.record.messages[: index + 1]
         whole = self.text(messages, open_turn=False)
         follows = whole.startswith(prompt)

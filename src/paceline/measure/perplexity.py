@@ -12,8 +12,8 @@ from paceline.core.bootstrap import Interval, ratio_interval
 from paceline.core.text_scores import nats_of
 from paceline.data import CorpusConfig
 from paceline.data.input_checks import InputChecks, checked
-from paceline.data.prompts import corpus_fingerprint, read_records
-from paceline.data.tokens import encode
+from paceline.data.prompts import corpus_fingerprint
+from paceline.data.tokens import read_texts
 from paceline.errors import PromptError, UsageError
 from paceline.models import load_model, prepare_for_decoding
 from paceline.models.admission.trial import check_finite
@@ -144,10 +144,8 @@ def read_documents(
     Raises:
         PromptError: the corpus cannot be read, or no document has two tokens.
     """
-    records = read_records(corpus, skip_empty=True)
-    parts = (encode(record, tokenizer, eos_token_ids=eos_token_ids) for record in records)
-    documents = [prompt + (completion or []) for prompt, completion in parts]
-    if not (documents := [tokens for tokens in documents if len(tokens) > 1]):
+    texts = read_texts(corpus, tokenizer, eos_token_ids=eos_token_ids)
+    if not (documents := [tokens for tokens in texts if len(tokens) > 1]):
         raise PromptError(
             f"{corpus.path} has no document of two tokens or more, so there is nothing to predict; "
             "give longer texts"

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from paceline.data import read_prompts, read_records
 from paceline.data.prompts import Record
-from paceline.data.tokens import asked, encode, following_tokens, truncated
+from paceline.data.tokens import asked, following_tokens, last_turn, truncated
 from paceline.errors import PromptError
 from support.data import write_rows
 from support.models import tiny_tokenizer
@@ -55,7 +55,7 @@ def test_a_template_that_rewrites_earlier_turns_still_gives_the_answer(tmp_path:
     chatty.chat_template = "{{ messages | length }}{{ messages[-1]['content'] }}"
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]
     record = read_records(write_rows(tmp_path / "a.jsonl", {"messages": messages}))[0]
-    prompt, completion = encode(record, chatty)
+    prompt, completion, _ = last_turn(record, chatty)
     assert (chatty.decode(prompt), chatty.decode(completion)) == ("1hi", "yo")
 
 
@@ -88,10 +88,10 @@ def test_messages_without_a_template_or_against_it_are_refused(tmp_path: Path):
         write_rows(tmp_path / "a.jsonl", {"messages": [{"role": "user", "content": "hi"}]})
     )[0]
     with pytest.raises(PromptError, match="line 1 is a chat, but the tokenizer has no chat"):
-        encode(record, chatty)
+        last_turn(record, chatty)
     chatty.chat_template = "{{ raise_exception('roles must alternate') }}"
     with pytest.raises(PromptError, match=r"line 1 does not fit the chat template: roles must"):
-        encode(record, chatty)
+        last_turn(record, chatty)
 
 
 @pytest.mark.parametrize(
@@ -173,13 +173,13 @@ def test_a_text_has_one_bos(tmp_path: Path):
 def test_a_completion_ends_with_the_stop_token_that_ends_it(completion: str, tokens: str):
     tokenizer = tiny_tokenizer()
     record = Record("row", "prompt", text="a", completion=completion)
-    found = encode(record, tokenizer, eos_token_ids=(2, EOS))[1]
+    found = last_turn(record, tokenizer, eos_token_ids=(2, EOS)).completion
     assert tokenizer.decode(found) == tokens
 
 
 def test_tokens_end_with_the_first_end_of_text(tokenizer: Any):
     record = Record("row", "prompt", text=[5], completion=[7, EOS, EOS, 8])
-    assert encode(record, tokenizer) == ([5], [7, EOS])
+    assert last_turn(record, tokenizer)[:2] == ([5], [7, EOS])
 
 
 @pytest.mark.parametrize("family", TOKENIZER_FAMILIES)
@@ -203,5 +203,6 @@ def test_a_completion_has_the_tokens_of_the_whole_behind_those_of_the_prompt(
 def test_text_behind_tokens_gets_no_space_of_its_own():
     plain = TOKENIZER_FAMILIES["a space in front of the first word"]()
     prompt = plain.encode("f(x):").ids
-    _, completion = encode(Record("row", "prompt", text=prompt, completion="y"), wrapped(plain))
+    record = Record("row", "prompt", text=prompt, completion="y")
+    completion = last_turn(record, wrapped(plain)).completion
     assert completion == plain.encode("f(x):y").ids[len(prompt) :] != plain.encode("y").ids

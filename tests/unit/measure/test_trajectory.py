@@ -9,7 +9,7 @@ import torch
 
 from paceline.core.sampling import SamplingParams
 from paceline.core.speed import mbsu, tokens_and_blocks
-from paceline.data.tokens import encode
+from paceline.data.tokens import last_turn
 from paceline.decode import AutoregressiveDecoder
 from paceline.errors import ConfigError, UsageError
 from paceline.measure.acceptance import PairTexts, score_texts
@@ -232,7 +232,7 @@ def test_own_answers_of_drafts_are_scored_on_the_examples_of_a_task(folder: Path
         decoder.forces_eos = False
         scores: list[float] = []
         for number, example in enumerate(examples):
-            prompt, _ = encode(example.record, draft.tokenizer)
+            prompt, *_ = last_turn(example.record, draft.tokenizer)
             (answer,) = decoder.generate([prompt], 10, seed=[number])
             text = draft.tokenizer.decode(answer.tokens, skip_special_tokens=True)
             scores.append(built.score(example, str(text)))

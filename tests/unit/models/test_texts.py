@@ -17,7 +17,7 @@ from tokenizers.models import WordLevel
 from transformers import NllbTokenizer
 
 from paceline.data.prompts import Record
-from paceline.data.tokens import chat_answer
+from paceline.data.tokens import last_turn
 from paceline.environment import begin
 from paceline.errors import PromptError
 from paceline.models.chat_text import chat_prompt
@@ -158,7 +158,8 @@ def test_a_template_that_was_changed_renders_as_it_is_now():
 def test_a_generation_block_is_rendered():
     block = "{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{% endgeneration %}"
     good = "{% for m in messages %}" + block + "{% else %}{{ m.content }}{% endif %}{% endfor %}"
-    assert chat_answer(chat("hi", "ho"), with_template(good), 1, "hi", ())[0] == "ho"
+    tokenizer = with_template(good)
+    assert tokenizer.decode(last_turn(chat("hi", "ho"), tokenizer).completion) == "ho"
 
 
 def test_a_template_gets_the_day_of_the_run_or_the_one_that_is_given():

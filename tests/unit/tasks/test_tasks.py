@@ -11,7 +11,7 @@ from paceline.cli.make import task as task_command
 from paceline.config import StrictModel, load_config, to_yaml
 from paceline.data import read_records
 from paceline.data.prompts import CorpusConfig, Record
-from paceline.data.tokens import encode, thoughts_end
+from paceline.data.tokens import last_turn, thoughts_end
 from paceline.errors import ConfigError
 from paceline.tasks import (
     Arithmetic,
@@ -135,7 +135,7 @@ def test_every_kind_of_record_is_written_as_it_was_read(tmp_path: Path):
 
 def test_an_example_is_tokenised_as_prompt_and_completion(tokenizer):
     example = Arithmetic().examples("test", 1)[0]
-    prompt, completion = encode(example.record, tokenizer)
+    prompt, completion, _ = last_turn(example.record, tokenizer)
     assert tokenizer.decode(prompt + (completion or [])).startswith(str(example.record.text))
     assert completion
 
