@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 
-_PADDING = 0  # any id works: padding is on the right, where causal attention never sees it
-
-
 @dataclass(frozen=True, slots=True)
 class TokenRow:
     """A training text; tokens before `trained_from` are context and carry no loss.
@@ -98,25 +95,16 @@ def collate(rows: Sequence[TokenRow]) -> TokenBatch:
     Tokens a b c d, with c the first trained token, become inputs (a b c), labels (b c d) and mask
     (0 1 1). The last token is only a label.
     """
-    width = max(len(row.tokens) for row in rows) - 1
-    tokens_BT = torch.full((len(rows), width), _PADDING, dtype=torch.int64)
-    labels_BT = torch.full_like(tokens_BT, _PADDING)
-    attention_BT = torch.zeros(len(rows), width, dtype=torch.int64)
-    mask_BT = torch.zeros(len(rows), width, dtype=torch.bool)
-    for index, row in enumerate(rows):
-        length = len(row.tokens) - 1
-        assert 1 <= row.trained_from <= length, "a row needs context and a trained token"
-        tokens = torch.tensor(list(row.tokens))
-        tokens_BT[index, :length] = tokens[:-1]
-        labels_BT[index, :length] = tokens[1:]
-        attention_BT[index, :length] = 1
-        mask_BT[index, row.trained_from - 1 : length] = True
-    padded = not bool(attention_BT.all())
+    for row in rows:
+        assert 1 <= row.trained_from < len(row.tokens), "a row needs context and a trained token"
+    inputs, labels = pad([row.tokens[:-1] for row in rows]), pad([row.tokens[1:] for row in rows])
+    places_T = torch.arange(inputs.tokens_BT.shape[1])
+    first_B, end_B = torch.tensor([[row.trained_from, len(row.tokens)] for row in rows]).T - 1
+    mask_BT = (places_T >= first_B[:, None]) & (places_T < end_B[:, None])
     sources = [row.source for row in rows if row.source is not None]
     assert len(sources) in (0, len(rows)), "all rows have a source, or none"
     source = pad(sources) if sources else None
-    attention = attention_BT if padded else None
-    return TokenBatch(tokens_BT, attention, labels_BT, mask_BT, source, _joined(rows))
+    return TokenBatch(*inputs[:2], labels.tokens_BT, mask_BT, source, _joined(rows))
 
 
 def _joined(rows: Sequence[TokenRow]) -> TopScores | None:
