@@ -26,52 +26,39 @@ _ARCH_REQ_XCOMP_PERM, _XTILEDATA = 0x1023, 18  # Linux permits AMX tile register
 _SYS_ARCH_PRCTL = 158
 
 
+_LIMITED = "ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS"
+
+
 class _Level(NamedTuple):
     """An instruction-set level.
 
     Attributes:
         flags: Flags in /proc/cpuinfo that the level adds to the one below.
         march: Compiler options, the same on every processor, so that its results are, too.
-        limits: Environment variables that limit other libraries to the level.
+        limits: Values of `_LIMITED`, variables that limit other libraries to the level.
     """
 
     flags: tuple[str, ...]
     march: tuple[str, ...]
-    limits: dict[str, str]
+    limits: tuple[str, ...]
 
 
 _LEVELS = {
-    "avx2": _Level(
-        ("avx2", "fma", "f16c"),
-        ("-march=x86-64-v3",),
-        {
-            "ONEDNN_MAX_CPU_ISA": "AVX2",
-            "ATEN_CPU_CAPABILITY": "avx2",
-            "MKL_ENABLE_INSTRUCTIONS": "AVX2",
-        },
-    ),
+    "avx2": _Level(("avx2", "fma", "f16c"), ("-march=x86-64-v3",), ("AVX2", "avx2", "AVX2")),
     "avx512": _Level(
         ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"),
         ("-march=x86-64-v4",),
-        {
-            "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_VNNI",
-            "ATEN_CPU_CAPABILITY": "avx512",
-            "MKL_ENABLE_INSTRUCTIONS": "AVX512_E1",
-        },
+        ("AVX512_CORE_VNNI", "avx512", "AVX512_E1"),
     ),
     "avx512_bf16": _Level(
         ("avx512_bf16",),
         ("-march=x86-64-v4", "-mavx512bf16"),
-        {
-            "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16",
-            "ATEN_CPU_CAPABILITY": "avx512",
-            "MKL_ENABLE_INSTRUCTIONS": "AVX512_E3",
-        },
+        ("AVX512_CORE_BF16", "avx512", "AVX512_E3"),
     ),
     "amx": _Level(
         ("amx_tile", "amx_bf16", "amx_int8"),
         ("-march=x86-64-v4", "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
-        {},
+        (),
     ),
 }
 LEVELS = tuple(_LEVELS)
@@ -126,7 +113,7 @@ def limit_libraries() -> None:
     wanted = os.environ.get(VARIABLE)
     if not wanted or wanted not in usable_levels()[:-1]:
         return
-    os.environ.update(_LEVELS[wanted].limits)
+    os.environ.update(zip(_LIMITED, _LEVELS[wanted].limits, strict=True))
 
 
 @functools.cache

@@ -80,7 +80,8 @@ def test_the_variable_narrows_and_never_widens(pretend):
 
 
 def test_other_libraries_are_limited_alike(pretend, monkeypatch: pytest.MonkeyPatch):
-    variables = processor._LEVELS["avx512_bf16"].limits
+    level = processor._LEVELS["avx512_bf16"]
+    variables = dict(zip(processor._LIMITED, level.limits, strict=True))
     for variable in variables:
         monkeypatch.setenv(variable, "")
     pretend(AMX, limit="avx512_bf16")
@@ -89,7 +90,7 @@ def test_other_libraries_are_limited_alike(pretend, monkeypatch: pytest.MonkeyPa
 
 
 def test_without_a_limit_nothing_is_set(pretend, monkeypatch: pytest.MonkeyPatch):
-    variables = processor._LEVELS["avx2"].limits
+    variables = processor._LIMITED
     for variable in variables:
         monkeypatch.delenv(variable, raising=False)
     for limit in (None, "amx", "nonsense"):
