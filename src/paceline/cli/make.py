@@ -178,22 +178,15 @@ def corpus(
 
     Also writes held-out text and prompts, and questions and source code as other domains.
     """
-    from paceline.data import python_docs as docs
     from paceline.data.input_checks import check_output_directory
-    from paceline.data.python_docs import PythonTasks, write_python_tasks
+    from paceline.data.python_docs import PythonDocs, write_python_docs
 
-    names = (*docs.PythonDocs._fields, *PythonTasks._fields, "pretraining")
-    check_output_directory(out)  # this and the packages first: the rest takes seconds
-    written = [path for name in names if (path := out / f"{name}.jsonl").exists()]
+    check_output_directory(out)  # first, as the rest takes seconds
+    written = [path for name in PythonDocs._fields if (path := out / f"{name}.jsonl").exists()]
     if written and not overwrite:
         raise UsageError(
             f"{written[0]} exists already; choose another directory or add --overwrite"
         )
-    for name in package or ():
-        docs.package_places(name)
-    files = docs.write_python_docs(out)._asdict() | write_python_tasks(out)._asdict()
-    files["pretraining"] = out / "pretraining.jsonl"
-    docs.write_package_docs(files["pretraining"], package or ())
-    for name, path in files.items():
+    for name, path in write_python_docs(out, package or ())._asdict().items():
         with path.open(encoding="utf-8") as stream:
             stdout.print(f"{path}: {sum(1 for _ in stream):,} documents, {name}")

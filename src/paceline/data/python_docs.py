@@ -5,14 +5,13 @@ text decides whether a document is held out, so the split is the same on all mac
 
 Prompts of another domain are questions about Python, whose documented objects are held out, and
 functions of its standard library. They show whether a draft that is aligned on the documentation
-gets worse on other text, and whether training on other functions cures it.
+gets worse on other text.
 """
 
 from __future__ import annotations
 
 import ast
 import contextlib
-import functools
 import hashlib
 import importlib.util
 import json
@@ -28,54 +27,63 @@ from paceline.models.chat_text import HALF_PAIR
 from paceline.records import atomic_write_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
 
 _SKIPPED = {"site-packages", "test", "tests", "idle_test", "__pycache__", "lib2to3"}
 _SHORTEST_DOCUMENT = 40
-_SHORTEST_PROMPT = 300  # characters, so that a document is longer than a prompt of 32 tokens
+_SHORTEST_PROMPT = 300  # characters, so that a text is longer than a prompt of 32 tokens
 _BEGINNING = 400  # characters, about 100 tokens: one training row
 _HELD_OUT_SHARE = 0.08
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 class PythonDocs(NamedTuple):
-    """Files with one document per line, `{"text": ...}`.
+    """Files with one row per line, `{"text": ...}`, or `{"messages": [...]}` in `questions`.
 
     `prompts` has the longer held-out documents, `beginnings` the first characters of the longer
-    training documents, as prompts for on-policy training.
+    training documents, as prompts for on-policy training. `questions` are chats about objects whose
+    docstrings are held out, `code` functions without docstrings. `pretraining` has the training
+    documents and docstrings of packages, without held-out ones.
     """
 
     train: Path
     held_out: Path
     prompts: Path
     beginnings: Path
+    questions: Path
+    code: Path
+    pretraining: Path
 
 
-def write_python_docs(folder: Path) -> PythonDocs:
-    """Write the files into `folder`, each atomically."""
-    files = PythonDocs(*(folder / f"{name}.jsonl" for name in PythonDocs._fields))
-    train = [document for document in python_documents() if not is_held_out(document)]
-    held_out = [document for document in python_documents() if is_held_out(document)]
+def write_python_docs(folder: Path, packages: Iterable[str] = ()) -> PythonDocs:
+    """Write the files into `folder`, each atomically.
+
+    Cost: parses the standard library twice, which takes seconds.
+
+    Raises:
+        UsageError: a package is not installed, or has no Python source.
+    """
+    places = [place for name in packages for place in _package_places(name)]
+    found = [*topics.topics.values(), *read_docstrings(standard_library())]
+    documents = list(dict.fromkeys(_long_enough(found)))
+    train = [document for document in documents if not is_held_out(document)]
+    held_out = [document for document in documents if is_held_out(document)]
     prompts = [document for document in held_out if len(document) >= _SHORTEST_PROMPT]
     beginnings = [text[:_BEGINNING] for text in train if len(text) >= _SHORTEST_PROMPT]
-    for path, documents in zip(files, (train, held_out, prompts, beginnings), strict=True):
-        write_texts(path, documents)
+    names, code = _names_and_functions(standard_library())
+    others = _long_enough(text for place in places for text in read_docstrings(place))
+    pretraining = dict.fromkeys([*train, *(text for text in others if not is_held_out(text))])
+    texts = train, held_out, prompts, beginnings, names, code, pretraining
+    files = PythonDocs(*(folder / f"{name}.jsonl" for name in PythonDocs._fields))
+    for path, of_path in zip(files, texts, strict=True):
+        row = _question if of_path is names else _document
+        ordered = sorted(of_path, key=_digest)  # so that related texts are not adjacent
+        atomic_write_text(path, "".join(json.dumps(row(text)) + "\n" for text in ordered))
     return files
 
 
-def write_package_docs(path: Path, packages: Iterable[str]) -> None:
-    """Write Python's training documents and packages' docstrings, without held-out ones.
-
-    Raises:
-        UsageError: a package is not installed.
-    """
-    paths = [path for name in packages for path in package_places(name)]
-    texts = [*python_documents()]
-    texts += _long_enough(text for path in paths for text in read_docstrings(path))
-    write_texts(path, (text for text in dict.fromkeys(texts) if not is_held_out(text)))
-
-
-def package_places(name: str) -> list[Path]:
+def _package_places(name: str) -> list[Path]:
     """Folders of an installed package, or the file of a module; nothing is imported.
 
     Raises:
@@ -97,24 +105,9 @@ def _document(text: str) -> dict[str, Any]:
     return {"text": text}
 
 
-def write_texts(
-    path: Path, texts: Iterable[str], row: Callable[[str], dict[str, Any]] = _document
-) -> None:
-    """Write one row per text, ordered by hash, so that related texts are not adjacent."""
-    rows = (row(text) for text in sorted(texts, key=_digest))
-    atomic_write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
-
-
-def python_documents() -> tuple[str, ...]:
-    """All distinct topics and docstrings above a minimum length; cached per process."""
-    return _documents(standard_library())
-
-
-@functools.cache
-def _documents(root: Path) -> tuple[str, ...]:
-    found = dict.fromkeys(topics.topics.values())
-    found.update(dict.fromkeys(read_docstrings(root)))
-    return tuple(dict.fromkeys(_long_enough(found)))
+def _question(name: str) -> dict[str, Any]:
+    content = f"What does Python's `{name}` do? Show it in a short example."
+    return {"messages": [{"role": "user", "content": content}]}
 
 
 def _long_enough(texts: Iterable[str]) -> Iterator[str]:
@@ -132,7 +125,7 @@ def read_docstrings(root: Path) -> Iterator[str]:
 
     Cost: parses every file; seconds for the standard library.
     """
-    for _, _, tree in parsed_files(root):
+    for _, _, tree in _parsed_files(root):
         for node in ast.walk(tree):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 text = ast.get_docstring(node)
@@ -140,7 +133,7 @@ def read_docstrings(root: Path) -> Iterator[str]:
                     yield text
 
 
-def parsed_files(root: Path) -> Iterator[tuple[Path, str, ast.Module]]:
+def _parsed_files(root: Path) -> Iterator[tuple[Path, str, ast.Module]]:
     """Yield path, source and syntax tree of a file or folder, without tests and invalid files."""
     for path in [root] if root.is_file() else sorted(root.rglob("*.py")):
         if _SKIPPED.intersection(path.relative_to(root).parts):
@@ -167,41 +160,14 @@ def is_held_out(document: str, share: float = _HELD_OUT_SHARE) -> bool:
     return int(_digest(document)[:8], 16) / 2**32 < share
 
 
-_SHORTEST_FUNCTION = 300  # characters, so that a function is longer than a prompt of 32 tokens
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-
-
-class PythonTasks(NamedTuple):
-    """`questions`: chats, `{"messages": [...]}`; `code`: functions, `{"text": ...}`.
-
-    `code_train`: functions that are not in `code`.
-    """
-
-    questions: Path
-    code: Path
-    code_train: Path
-
-
-def write_python_tasks(folder: Path) -> PythonTasks:
-    """Write the files into `folder`, each atomically."""
-    files = PythonTasks(*(folder / f"{name}.jsonl" for name in PythonTasks._fields))
-    names: list[str] = []
-    code: dict[bool, list[str]] = {True: [], False: []}  # by whether it is held out
-    root = standard_library()
-    for path, source, tree in parsed_files(root):
+def _names_and_functions(root: Path) -> tuple[Iterable[str], Iterable[str]]:
+    """Names of objects whose docstrings are held out, and functions that are held out."""
+    names, functions = dict[str, None](), dict[str, None]()
+    for path, source, tree in _parsed_files(root):
         module = ".".join(path.relative_to(root).with_suffix("").parts)
-        names += _names(module.removesuffix(".__init__"), tree)
-        for text in _functions(source, tree):
-            code[is_held_out(text)].append(text)
-    write_texts(files.questions, dict.fromkeys(names), _question)
-    write_texts(files.code, dict.fromkeys(code[True]))
-    write_texts(files.code_train, dict.fromkeys(code[False]))
-    return files
-
-
-def _question(name: str) -> dict[str, Any]:
-    content = f"What does Python's `{name}` do? Show it in a short example."
-    return {"messages": [{"role": "user", "content": content}]}
+        names |= dict.fromkeys(_names(module.removesuffix(".__init__"), tree))
+        functions |= dict.fromkeys(filter(is_held_out, _functions(source, tree)))
+    return names, functions
 
 
 def _names(module: str, tree: ast.Module) -> Iterator[str]:
@@ -215,10 +181,10 @@ def _names(module: str, tree: ast.Module) -> Iterator[str]:
 
 
 def _functions(source: str, tree: ast.Module) -> Iterator[str]:
-    """Functions without docstrings, which may be training text."""
+    """Functions without docstrings."""
     lines = source.split("\n")  # splitlines would also split at form feeds, unlike Python
     for node in ast.walk(tree):
         if isinstance(node, _FUNCTIONS) and ast.get_docstring(node) is None:
             text = textwrap.dedent("\n".join(lines[node.lineno - 1 : node.end_lineno])).strip()
-            if len(text) >= _SHORTEST_FUNCTION:
+            if len(text) >= _SHORTEST_PROMPT:
                 yield text

@@ -9,11 +9,10 @@ import pytest
 from paceline.data import read_records
 from paceline.data.python_docs import (
     PythonDocs,
-    PythonTasks,
+    is_held_out,
     read_docstrings,
     standard_library,
     write_python_docs,
-    write_python_tasks,
 )
 
 pytestmark = pytest.mark.slow
@@ -22,11 +21,6 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> PythonDocs:
     return write_python_docs(tmp_path_factory.mktemp("docs"))
-
-
-@pytest.fixture(scope="module")
-def tasks(tmp_path_factory: pytest.TempPathFactory) -> PythonTasks:
-    return write_python_tasks(tmp_path_factory.mktemp("tasks"))
 
 
 def _texts(path: Path) -> list[str]:
@@ -48,10 +42,8 @@ def test_writing_twice_gives_the_same_files(files: PythonDocs, tmp_path: Path):
     assert [path.read_bytes() for path in again] == [path.read_bytes() for path in files]
 
 
-def test_questions_are_chats_about_things_whose_documentation_is_held_out(
-    tasks: PythonTasks, files: PythonDocs
-):
-    records = read_records(tasks.questions)
+def test_questions_are_chats_about_things_whose_documentation_is_held_out(files: PythonDocs):
+    records = read_records(files.questions)
     assert len(records) >= 64
     assert {record.kind for record in records} == {"chat"}
     trained = set(_texts(files.train))
@@ -75,16 +67,13 @@ def _docstring(module: str, attribute: str) -> str | None:
     return text and text.strip()
 
 
-def test_code_has_no_documentation_that_may_have_been_trained_on(tasks: PythonTasks):
-    texts = _texts(tasks.code)
+def test_code_has_no_documentation_that_may_have_been_trained_on(files: PythonDocs):
+    texts = _texts(files.code)
     assert len(texts) >= 64
     assert len(set(texts)) == len(texts)
     assert all(len(text) >= 300 for text in texts)
     assert all(text.startswith(("def ", "async def ", "@")) for text in texts)
-    # functions to train on are others than those of the prompts
-    prompts, trained = (set(_texts(path)) for path in tasks[1:])
-    assert len(trained) > len(prompts)
-    assert not trained & prompts
+    assert all(map(is_held_out, texts))
 
 
 def test_docstrings_of_tests_and_those_with_half_a_character_are_left_out(tmp_path: Path):
