@@ -10,7 +10,6 @@ and top-p 0.95, under various system prompts.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, model_validator
@@ -22,6 +21,7 @@ from paceline.engines.texts import OpenAIWriter
 from paceline.errors import ConfigError, PromptError
 from paceline.models.chat_text import text_of
 from paceline.models.compatibility import check_fits
+from paceline.rng import hashed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -215,7 +215,7 @@ def plan_requests(
                     id=f"{name}/{answer}",
                     tokens=tuple(truncated(tokens, limit, prompt, tokenizer, encoder=encoder)),
                     temperature=temperature,
-                    seed=_seed(config.seed, f"{name}/{answer}"),
+                    seed=hashed(f"{config.seed}\x1f{name}/{answer}"),
                 )
             )
     side = "right" if encoder else "left"
@@ -247,8 +247,3 @@ def _with_system(record: Record, system: str) -> tuple[str, Record]:
     if system:
         messages = ({"role": "system", "content": system}, *messages)
     return system, dataclasses.replace(record, messages=messages)
-
-
-def _seed(seed: int, name: str) -> int:
-    digest = hashlib.sha256(f"{seed}\x1f{name}".encode()).digest()
-    return int.from_bytes(digest[:8], "big") >> 1
