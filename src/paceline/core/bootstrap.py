@@ -226,13 +226,9 @@ def median_interval(values_N: Tensor, confidence: float = 0.95) -> Interval:
     if not count:
         raise ValueError("wanted at least 1 value, got none")
     values_N = values_N.double().sort().values
-    outside, rank = 0.0, -1  # P(the true median is below the value of this rank)
-    while rank + 1 <= (count - 1) // 2:
-        outside += math.comb(count, rank + 1) / 2**count
-        if 2 * outside > 1 - confidence:
-            break
-        rank += 1
-    rank = max(rank, 0)
+    # P(the true median is below the value of a rank)
+    outside = special.bdtr(range((count + 1) // 2), count, 0.5)
+    rank = max(int((2 * outside <= 1 - confidence).sum()) - 1, 0)
     low, high = float(values_N[rank]), float(values_N[count - 1 - rank])
     return Interval(float(values_N.quantile(0.5)), low, high)
 

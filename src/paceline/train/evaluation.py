@@ -179,9 +179,9 @@ class AgreementEvaluator:
         parts: list[Tensor] = []
         for rows in chunks(len(self.labels_N), _CHUNK):
             logs = [self._log_probs(each, hidden_ND[rows]) for each, hidden_ND in both]
-            probs = [to_probs(logs_CV, self.sampling) for logs_CV in logs]
+            p_CV, q_CV = (to_probs(logs_CV, self.sampling) for logs_CV in logs)
             agreement_C = logs[0].argmax(-1) == logs[1].argmax(-1)
-            columns = [*score_tokens(*probs, self.labels_N[rows]), agreement_C.float()]
+            columns = [*score_tokens(p_CV, q_CV, self.labels_N[rows]), agreement_C.float()]
             parts.append(torch.stack(columns, -1).cpu())
         whole = pad_sequence(list(torch.cat(parts).split(self.lengths)), batch_first=True)
         mask_BT = torch.arange(whole.shape[1]) < torch.tensor(self.lengths)[:, None]
