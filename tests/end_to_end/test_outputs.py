@@ -6,12 +6,22 @@ import shlex
 import pytest
 
 from support.outputs import COMMANDS, RECORDED, write_files
+from support.outputs import printed as printed_lines
 from support.processes import run_command
 from support.runs import write_corpus, write_pair
 
-_VERDICT = re.compile(r"\b(GO|NO-GO|UNDECIDED|PASSED|FAILED|passed|FAILED|caught|NOT CAUGHT)\b")
-_NUMBER = re.compile(r"[-+]?(\d[\d,]*(\.\d+)?(e[-+]?\d+)?|∞)x?")
-_OF_THE_MODEL = ("architecture", "stop tokens", "chat template", "exports", "a prompt")
+_VERDICT = re.compile(r"\b(GO|NO-GO|UNDECIDED|TOO FEW|PASSED|FAILED|passed|NOT CAUGHT|caught)\b")
+_NUMBER = re.compile(r"[-+]?(\d[\d,]*(\.\d+)?(e[-+]?\d+)?|∞|nan)[x*]?")
+_OPTIONAL = re.compile(
+    r", break-even #|, relative quality # \(# to #\)|^\w+( alpha #,)?(?= gamma #)"
+)
+# what another pair, or another verdict, words otherwise
+_OWN = (
+    *("next:", "better:", "no draft is", "warning:", "note:", "paceline: note:", "run in", "*:"),
+    *("prefill", "stop tokens", "chat template", "exports"),
+)
+# texts of the model or of a prompt, from a line to another
+_QUOTED = {"a prompt": "equal to", "prompts:": "These checks"}
 
 
 @pytest.fixture(scope="module")
@@ -25,18 +35,21 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     for name, command in COMMANDS.items():
         done = run_command(folder, *shlex.split(command))
         assert done.returncode in (0, 1, 3), f"{name}: {done.stderr}"
-        found[name] = done.stdout
+        found[name] = "\n".join(printed_lines(done.stdout, done.stderr))
     return found
 
 
 def frame(text: str) -> list[str]:
     """The lines of an output without numbers, the verdict and what follows from it."""
     lines: list[str] = []
+    end = "raw prompt," if "\nraw prompt," in text else ""  # behind decoded text
     for line in text.splitlines():
+        if end and not line.startswith(end):
+            continue
+        end = next((last for first, last in _QUOTED.items() if line.startswith(first)), "")
         words = " ".join(_NUMBER.sub("#", _VERDICT.sub("VERDICT", line)).split())
-        for start in ("next:", "better:", *_OF_THE_MODEL):
-            words = start if words.startswith(start) else words
-        lines.append(words)
+        if not words.startswith(_OWN):
+            lines.append(_OPTIONAL.sub("", words))
     return lines
 
 

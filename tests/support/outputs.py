@@ -1,5 +1,6 @@
 """Commands whose output people read, recorded in tests/end_to_end/outputs."""
 
+import re
 from pathlib import Path
 
 RECORDED = Path(__file__).parents[1] / "end_to_end" / "outputs"
@@ -42,9 +43,9 @@ COMMANDS = {
     "inspect": "inspect target",
     "draft": "draft --target target --layers 0,1 --out new",
     "measure": f"measure {_TIMED}",
-    "measure table": f"measure {_TIMED} --table",
-    "measure drafts": f"measure {_ASKED} --draft new --num-prompts 8 --timed-prompts 0",
-    "measure dry run": f"measure {_ASKED} --num-prompts 8 --dry-run",
+    "measure-table": f"measure {_TIMED} --table",
+    "measure-drafts": f"measure {_ASKED} --draft new --num-prompts 8 --timed-prompts 0",
+    "measure-dry-run": f"measure {_ASKED} --num-prompts 8 --dry-run",
     "verify": f"verify {_ASKED} --num-prompts 8 --max-new-tokens 32 --self-test",
     "analyze": f"analyze {_ASKED} --num-prompts 8 --max-new-tokens 24 --set gammas=[1,2] "
     """--set 'rules=[{"rule":"lossless"},{"rule":"token_v3","alpha":0.3}]'""",
@@ -65,3 +66,11 @@ def write_files(folder: Path) -> None:
     """Write what the commands read, beside `target`, `draft` and prompts.jsonl."""
     for name, text in FILES.items():
         (folder / name).write_text(text)
+
+
+def printed(out: str, err: str) -> list[str]:
+    """The lines that stay on a terminal: those of stdout, and of stderr what is no progress."""
+    said = [
+        line for line in err.splitlines() if not re.match(r"paceline: .*%|Loading weights", line)
+    ]
+    return [line.rstrip() for line in [*out.splitlines(), *said]]
