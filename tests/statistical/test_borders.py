@@ -291,6 +291,76 @@ def test_a_rule_that_reads_an_emptied_draft_beside_others_is_caught(name: str):
         assert at_the_border(name) >= CAUGHT
 
 
+# Parallel drafts: what the draft has read behind the text are masks
+
+MASK = 4
+
+
+def parallel(
+    name: str,
+    setting: str,
+    gamma: int,
+    way: tuple[int, Bonus, Any, int | None] = WAYS[0],
+    policy: DraftPolicy | None = None,
+) -> int:
+    order, bonus, backend, batch_size = way
+    pair = Pair(order, *(SETTINGS | MORE | AT_TEMPERATURE_0)[setting])
+    pair.draft.mask_token = MASK
+    rule, stated = law(pair, name, gamma, bonus)
+    stated = replace(stated, mask=MASK, policy=policy or stated.policy)
+    with using(backend):
+        return wrong(pair, rule, stated, bonus, batch_size)
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "gamma", "way"),
+    [
+        (*case, gamma, way)
+        for case, gamma, way in zip(
+            [
+                *product([*LOOSE, *AIMED], ["plain", "cool", "greedy drafts", "nucleus"]),
+                *product(AT_0, ["greedy"]),
+            ],
+            cycle((1, 2, 3, 2, 4)),
+            cycle(WAYS),
+            strict=False,
+        )
+    ],
+)
+def test_a_block_of_one_pass_follows_the_rule_too(
+    name: str, setting: str, gamma: int, way: tuple[int, Bonus, Any, int | None]
+):
+    assert parallel(name, setting, gamma, way) == 0
+
+
+@pytest.mark.parametrize("name", [str(Lossless()), "chow", "token_v3"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_policy_cuts_a_block_of_one_pass(name: str, policy: str):
+    assert parallel(name, "cool", 4, policy=POLICIES[policy]) == 0
+
+
+def _places_before(drafted: Drafted) -> Drafted:
+    """Judges each token by the distribution of the place before."""
+    assert drafted.probs_BPV is not None
+    probs_BPV = torch.cat([drafted.probs_BPV[:, :1], drafted.probs_BPV[:, :-1]], 1)
+    return drafted._replace(probs_BPV=probs_BPV)
+
+
+def _masks_stay(session: ModelSession, counts: Sequence[int]) -> None:
+    """Takes back less than the masks of a block."""
+    taken = [max(count - 1, 0) for count in counts]
+    session.lengths = [held - count for held, count in zip(session.lengths, taken, strict=True)]
+
+
+def test_a_place_judged_by_another_and_masks_that_stay_are_caught():
+    drawn = block.draw_at_once
+    assert parallel(str(Lossless()), "plain", 3) == 0
+    with patch.object(block, "draw_at_once", lambda *given: _places_before(drawn(*given))):
+        assert parallel(str(Lossless()), "plain", 3) >= CAUGHT
+    with patch.object(TableSession, "rollback", _masks_stay):
+        assert parallel(str(Lossless()), "plain", 3, WAYS[1]) >= CAUGHT
+
+
 # Cascades that verify nothing
 
 

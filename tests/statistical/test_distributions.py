@@ -17,7 +17,7 @@ from paceline.core.rules import Lossless, Lossy
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.rng import named_generator
 from support import exact
-from support.rules import ODDS, Pair, draw, smallest_p_value
+from support.rules import ODDS, PROMPT, Pair, draw, smallest_p_value
 
 ALL = exact.Shaping(temperature=1.3, top_k=4, top_p=0.9, repetition_penalty=1.2)
 
@@ -27,6 +27,32 @@ def test_enumeration_agrees_with_itself_that_lossless_text_is_the_targets():
     for gamma in (1, 3):
         plain, speculative = pair.plain(gamma), pair.speculative(exact.lossless, gamma)
         assert max(abs(plain[text] - speculative[text]) for text in plain) < 1e-12
+
+
+def test_text_of_a_parallel_draft_is_the_targets_by_enumeration():
+    """q of a place is a marginal; a rule that judges it by another place loses the target."""
+    pair = Pair(order=2, shaping=ALL)
+    for gamma in (1, 2, 3):
+        plain, found = pair.plain(gamma), pair.speculative(exact.lossless, gamma, mask=4)
+        assert max(abs(plain[text] - found[text]) for text in plain) < 1e-12
+    drawn_elsewhere = exact.judged_texts(
+        *(pair.p, pair.q),
+        lambda text, read: exact.lossless(pair.p(text), pair.q(read[:-1])),
+        gamma=2,
+        prompt=tuple(PROMPT),
+        length=4,
+        mask=4,
+    )
+    plain = pair.plain(2)
+    assert max(abs(plain[text] - drawn_elsewhere[text]) for text in plain) > 1e-3
+
+
+def test_sampled_text_of_a_parallel_draft_is_the_targets():
+    """n = 2,000."""
+    pair = Pair(2, exact.Shaping(temperature=1.3, top_k=4, top_p=0.9))
+    pair.draft.mask_token = 4
+    decoder = SpeculativeDecoder(pair.target, pair.draft, gamma=3, sampling=pair.sampling)
+    assert smallest_p_value(draw(decoder, 3, 2000), pair.plain(3)) > ODDS
 
 
 def test_the_baseline_follows_the_target():

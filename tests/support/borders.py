@@ -33,6 +33,15 @@ class Law:
     is the policy's affair, and no decision of the text's law.
     """
 
+    def given(self, context: tuple[int, ...], place: int) -> tuple[exact.Distribution, ...]:
+        """p, q, untempered p and q at a place of the block that ends `context`.
+
+        A parallel draft has read masks at the places before it.
+        """
+        p, q, p_raw, q_raw = self.models
+        read = exact.masked(context, place, self.mask)
+        return p(context), q(read), p_raw(context), q_raw(read)
+
     models: exact.Models
     vectors: exact.Vectors
     gamma: int
@@ -40,6 +49,7 @@ class Law:
     aim: exact.Aim | None = None
     first_from_target: bool = False
     room: int | None = None
+    mask: int | None = None  # of a parallel draft
     policy: DraftPolicy = field(default_factory=DraftPolicy)
 
 
@@ -86,14 +96,15 @@ def walk(law: Law, prompt: tuple[int, ...], rng: Random) -> Path:
         numbers = path.draft, path.accept
         filled = len(path.draft) + law.gamma
         most = min(law.gamma, max(law.length - written - 1, 0 if written else 1))
+        begin = len(context)
         alone = law.room is not None and len(context) + law.gamma > law.room
         if alone or law.gamma == 0:
             most = 0
         elif most:
             most = law.policy.length(num_kept, num_judged, most)
         rejected = False
-        for _ in range(most):
-            given = law.models(context)
+        for place in range(most):
+            given = law.given(context, place)
             if not law.policy.goes_on(max(given[3])):
                 break
             token = _chosen(given[1], path.draft, rng)
@@ -110,7 +121,7 @@ def walk(law: Law, prompt: tuple[int, ...], rng: Random) -> Path:
             rejected = True
             break
         if not rejected:
-            given = law.models(context)
+            given = law.given(context, len(context) - begin)
             behind = given[0] if law.aim is None or alone else law.aim(*given)
             context = (*context, _chosen(behind, path.choose, rng))
         for stream in numbers:

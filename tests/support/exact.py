@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from scipy.stats import chi2
 
@@ -134,14 +134,18 @@ def plain_texts(p: NextToken, prompt: tuple[int, ...], length: int) -> dict[tupl
 def judged_texts(
     p: NextToken,
     q: NextToken,
-    judged: Callable[[tuple[int, ...]], tuple[Distribution, Distribution]],
+    judged: Callable[[tuple[int, ...], tuple[int, ...]], tuple[Distribution, Distribution]],
     *,
     gamma: int,
     prompt: tuple[int, ...],
     length: int,
     first_from_target: bool = False,
+    mask: int | None = None,
 ) -> dict[tuple[int, ...], float]:
-    """Every text with its probability; `judged`: acceptance and recovery of a rule behind a text.
+    """Every text with its probability.
+
+    `judged`: acceptance and recovery of a rule, given the text and what the draft has read. `mask`:
+    the draft has read it in the places of the block's tokens before.
 
     State: the text, the place in its block, how many tokens that block drafts. At a drafted place a
     token is kept with mass q a, or recovered with mass (1 - sum q a) r, which ends the block; at
@@ -164,8 +168,9 @@ def judged_texts(
                 for token, share in enumerate(p(prompt + text)):
                     after[new_block((*text, token))] += mass * share
                 continue
-            draft = q(prompt + text)
-            accept, recover = judged(prompt + text)
+            read = masked(prompt + text, place, mask)
+            draft = q(read)
+            accept, recover = judged(prompt + text, read)
             kept = [a * b for a, b in zip(draft, accept, strict=True)]
             rejected = 1 - math.fsum(kept)
             for token, (stays, comes) in enumerate(zip(kept, recover, strict=True)):
@@ -176,6 +181,11 @@ def judged_texts(
     for (text, _, _), mass in states.items():
         texts[text] += mass
     return texts
+
+
+def masked(text: tuple[int, ...], place: int, mask: int | None) -> tuple[int, ...]:
+    """What a draft has read at a place of the block that ends a text."""
+    return text if mask is None else text[: len(text) - place] + (mask,) * place
 
 
 def pair_p_values(
@@ -333,7 +343,7 @@ def target_bonus_texts(
     """The first token and every bonus token from p; drafted places follow the rule."""
 
     @cache
-    def judged(text: tuple[int, ...]) -> tuple[Distribution, Distribution]:
+    def judged(text: tuple[int, ...], _read: Any) -> tuple[Distribution, Distribution]:
         return vectors(*models(text))
 
     blocks = {"gamma": gamma, "prompt": prompt, "length": length}

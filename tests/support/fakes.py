@@ -30,6 +30,7 @@ class TableModel:
 
     tokenizer: Any = None
     decoder_prompt = max_source_length = source_vocab_size = forced_eos = None
+    mask_token: int | None = None
 
     def __init__(
         self,

@@ -138,15 +138,18 @@ class Pair:
         """What a text of `length(gamma)` tokens follows where nothing is lost."""
         return exact.plain_texts(self.p, tuple(PROMPT), length(gamma))
 
-    def speculative(self, rule: exact.RuleVectors, gamma: int) -> dict[tuple[int, ...], float]:
-        """What it follows under a rule."""
+    def speculative(
+        self, rule: exact.RuleVectors, gamma: int, mask: int | None = None
+    ) -> dict[tuple[int, ...], float]:
+        """What it follows under a rule; `mask`: of a parallel draft."""
         return exact.judged_texts(
             self.p,
             self.q,
-            lambda text: rule(self.p(text), self.q(text)),
+            lambda text, read: rule(self.p(text), self.q(read)),
             gamma=gamma,
             prompt=tuple(PROMPT),
             length=length(gamma),
+            mask=mask,
         )
 
 

@@ -90,15 +90,19 @@ class DrawPlan(NamedTuple):
         sampling: Sampling parameters of the model.
         after_last: Also process the last token and return the distribution after it.
         raw: Also return untempered distributions if they differ.
+        mask: Token of parallel drafting: all tokens come from one pass over the unread tokens and
+            masks; see `draw_at_once`. None: each token is processed before the next one.
     """
 
     num_tokens: int
     sampling: SamplingParams
     after_last: bool = False
     raw: bool = False
+    mask: int | None = None
 
     @property
     def num_passes(self) -> int:
+        """Places with a distribution; passes of the model, if `mask` is None."""
         return self.num_tokens + self.after_last
 
 
@@ -184,6 +188,36 @@ def draw_ahead(
         torch.stack(probs, 1) if probs else None,
         torch.stack(raws, 1) if raws else None,
     )
+
+
+def draw_at_once(
+    read: Callable[[Tensor], Tensor],
+    unread_BN: Tensor,
+    plan: DrawPlan,
+    uniforms_BG: Tensor | None,
+    seen_BV: Tensor | None = None,
+) -> Drafted:
+    """Draw all tokens from one pass; `read` maps tokens [B, N + P - 1] to their logits.
+
+    Behind the unread tokens come P - 1 masks. q_j, the distribution of the j-th token, is read at
+    the (j - 1)-th mask, q_1 at the newest token: each depends on the text alone, and on no drafted
+    token. The proof that verification is lossless asks for no more than that token j was drawn from
+    q_j; acceptance falls with j, as q_j is a marginal over the tokens before it.
+
+    Paper: An et al. 2025 (PARD), section 3.
+    """
+    masks = unread_BN.new_full((len(unread_BN), plan.num_passes - 1), plan.mask or 0)
+    logits_BPV = read(torch.cat([unread_BN, masks], 1))[:, -plan.num_passes :]
+    if seen_BV is not None:
+        seen_B1V, penalty = seen_BV.to(logits_BPV.device)[:, None], plan.sampling.repetition_penalty
+        logits_BPV = apply_repetition_penalty(logits_BPV, seen_B1V, penalty)
+    raw = plan.raw and not plan.sampling.untempered
+    raw_BPV = to_probs(logits_BPV, UNTEMPERED) if raw else None
+    if uniforms_BG is None:
+        return Drafted(likeliest(logits_BPV[:, : plan.num_tokens]), None, raw_BPV)
+    probs_BPV = to_probs(logits_BPV, plan.sampling)
+    drawn = sample(probs_BPV[:, : plan.num_tokens].flatten(0, 1), uniforms_BG.flatten())
+    return Drafted(drawn.view(len(unread_BN), -1), probs_BPV, raw_BPV)
 
 
 def verify_block(

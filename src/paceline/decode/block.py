@@ -8,6 +8,7 @@ Shape suffixes: B batch, N new tokens, G drafted, H G + 1, P positions, V vocabu
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,6 +19,7 @@ from paceline.core.block import (
     DrawRequest,
     Verified,
     draw_ahead,
+    draw_at_once,
     verify_block,
 )
 from paceline.core.sampling import as_list
@@ -30,13 +32,23 @@ if TYPE_CHECKING:
 
 
 def draw(session: ModelSession, request: DrawRequest) -> Drafted:
-    """Process the request's tokens, then draw new ones; raises as `ModelSession.extend`."""
-    drafted = session.take_draw(request)
+    """Process the request's tokens, then draw new ones; raises as `ModelSession.extend`.
+
+    Masks of a parallel draft leave the session's cache again.
+    """
+    drafted = None if request.plan.mask is not None else session.take_draw(request)
     if drafted is not None:
         return drafted
     uniforms_BG = None
     if request.uniforms is not None:
         uniforms_BG = torch.tensor(request.uniforms, dtype=torch.float64)
+    if request.plan.mask is not None:
+        unread_BN = torch.tensor(request.unread)
+        drafted = draw_at_once(
+            session.extend, unread_BN, request.plan, uniforms_BG, request.seen_BV
+        )
+        session.rollback([request.plan.num_passes - 1] * len(unread_BN))
+        return drafted
     return draw_ahead(
         lambda new_BN: session.extend(new_BN)[:, -1],
         torch.tensor(request.unread),
@@ -89,10 +101,15 @@ def draft_while_confident(
 ) -> tuple[Drafted, list[int]]:
     """Draft each row up to its maximum length, or until `goes_on` rejects the next token.
 
-    `request` is for the longest row and is served one token at a time. `goes_on` gets the
-    untempered max q at a position. Returns drafted tokens, and how many are valid in each row.
+    `request` is for the longest row and is served one token at a time; by one pass for a parallel
+    draft, whose q is known at all places then. `goes_on` gets the untempered max q at a position.
+    Returns drafted tokens, and how many are valid in each row.
     """
     unread, plan, uniforms, seen_BV = request
+    if plan.mask is not None:
+        drawn = draw(session, request._replace(plan=plan._replace(raw=True)))
+        rows = zip(_confidence(drawn), max_lengths, strict=True)
+        return drawn, [len([*itertools.takewhile(goes_on, row[:most])]) for row, most in rows]
     one_token = DrawPlan(1, plan.sampling, raw=True)
     lengths = list(max_lengths)
     seen_BV = None if seen_BV is None else seen_BV.clone()
@@ -102,7 +119,7 @@ def draft_while_confident(
         column = None if uniforms is None else [[numbers[position]] for numbers in uniforms]
         drawn = draw(session, DrawRequest(unread, one_token, column, seen_BV))
         passes.append(drawn)
-        for row, confidence in enumerate(_confidence(drawn)):
+        for row, (confidence, *_) in enumerate(_confidence(drawn)):
             if position < lengths[row] and not goes_on(confidence):
                 lengths[row] = position
         if seen_BV is not None:
@@ -117,10 +134,11 @@ def draft_while_confident(
     return _concatenated(passes, length, length + plan.after_last), lengths
 
 
-def _confidence(drawn: Drafted) -> list[float]:
-    probs_B1V = drawn.probs_BPV if drawn.raw_BPV is None else drawn.raw_BPV
-    assert probs_B1V is not None, "a draft without probs_BPV has raw_BPV"
-    return as_list(probs_B1V[:, 0].amax(-1))
+def _confidence(drawn: Drafted) -> list[list[float]]:
+    """Untempered max q at each place of each row."""
+    probs_BPV = drawn.probs_BPV if drawn.raw_BPV is None else drawn.raw_BPV
+    assert probs_BPV is not None, "a draft without probs_BPV has raw_BPV"
+    return as_list(probs_BPV.amax(-1))
 
 
 def _concatenated(passes: Sequence[Drafted], num_tokens: int, num_positions: int) -> Drafted:

@@ -76,6 +76,8 @@ class BiLDRollback(Rule):
 class _ConfidentDraft(SpeculativeDecoder):
     """The draft generates while confident; a text that the draft ends needs no target pass."""
 
+    drafts_at_once = False  # its tokens are kept as they are, so each has to know the last one
+
     def _most_drafted(self, text: Text) -> int:
         return min(self.gamma, text.remaining)
 

@@ -52,12 +52,19 @@ class SpeculativeDecoder(Decoder):
     `bonus="target"` decodes as vLLM does with the rule: the first token and every bonus token
     follow the target, and drafted positions follow the rule. Nothing changes for a lossless rule.
 
+    A draft with a `mask_token` proposes the whole block in one pass (parallel drafting): token j is
+    drawn from q_j, which depends on the text and on no token drafted before it. Lossless rules stay
+    lossless. The repetition penalty then leaves out the tokens of the block.
+
     `draft_sampling` sets how the draft samples; None uses `sampling`. q is the draft's distribution
     with these settings, one-hot at temperature 0; lossless rules stay lossless for any setting.
     The repetition penalty of `sampling` applies to both models.
 
-    Paper: Zhou et al. 2023, algorithm A.1; Narasimhan et al. 2024, algorithm 4.
+    Paper: Zhou et al. 2023, algorithm A.1; Narasimhan et al. 2024, algorithm 4; An et al. 2025.
     """
+
+    drafts_at_once = True
+    """Whether parallel drafts propose a block in one pass; else token by token."""
 
     def __init__(
         self,
@@ -87,6 +94,7 @@ class SpeculativeDecoder(Decoder):
         self._verifies_argmax = self.sampling.greedy and self.rule.exact
         self.verifies_first = self._applied_rule.num_undrafted == 0
         self._drafts_argmax = self._verifies_argmax and self.draft_sampling.greedy
+        self._mask = draft.mask_token if self.drafts_at_once else None
 
     def _models(self) -> tuple[Model, ...]:
         return self.target, self.draft
@@ -152,6 +160,7 @@ class SpeculativeDecoder(Decoder):
             self.draft_sampling,
             after_last=self._applied_rule.needs_draft_at_bonus,
             raw=self._applied_rule.uses_confidence,
+            mask=self._mask,
         )
         request = DrawRequest(unread_tokens(draft, texts, alone), plan, uniforms, seen_BV)
         if self.policy.stops_early:

@@ -159,6 +159,8 @@ class Model(Protocol):
         max_source_length: Maximum number of encoder tokens; None: no limit, or no encoder.
         source_vocab_size: Encoder tokens are below it; None: no encoder.
         forced_eos: Token that replaces the last one of a text of `max_new_tokens`, or None.
+        mask_token: Token that stands for those that a parallel draft has not read yet; None: the
+            model drafts token by token.
     """
 
     @property
@@ -187,6 +189,9 @@ class Model(Protocol):
 
     @property
     def forced_eos(self) -> int | None: ...
+
+    @property
+    def mask_token(self) -> int | None: ...
 
     def start_session(self) -> ModelSession: ...
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.sampling import BANNED_LOGIT
-from paceline.errors import SlowerWarning
+from paceline.errors import ModelLoadError, SlowerWarning
 from paceline.models.compatibility import written_vocabulary
 from paceline.models.contract import Texts
 from paceline.models.hf.architectures import context_length, source_length
@@ -98,6 +98,7 @@ class HfModel(ABC):
         self.eos_token_ids = stop_tokens(hf, tokenizer)
         self.num_parameters = num_text_parameters(hf)
         self.forced_eos = forced_eos(hf.generation_config, len(self._head.weight))
+        self.mask_token = mask_token(hf)
         banned = banned_tokens(hf.generation_config, self.eos_token_ids, len(self._head.weight))
         self.banned_K = torch.tensor(banned, device=hf.device) if banned else None
         self._start: StartSession | None = None  # of a faster pass; None: the model's `sessions`
@@ -213,6 +214,21 @@ def stop_tokens(hf: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) 
         if found:
             return tuple(found)
     return ()
+
+
+def mask_token(hf: PreTrainedModel) -> int | None:
+    """The token of parallel drafting, by the names that vLLM reads; raises ModelLoadError."""
+    text_config, rows = hf.config.get_text_config(), len(hf.get_input_embeddings().weight)
+    for name in ("pard_token", "ptd_token_id"):
+        token = getattr(hf.config, name, getattr(text_config, name, None))
+        if token is None:
+            continue
+        if not (isinstance(token, int) and 0 <= token < rows):
+            raise ModelLoadError(
+                f"config.json has {name} {token!r}, wanted the id of one of {rows:,} embeddings"
+            )
+        return token
+    return None
 
 
 def warn_of_slower(architecture: str, fault: str, stacklevel: int) -> None:
