@@ -4,7 +4,7 @@ gamma: drafted tokens per block. c: seconds per draft pass / seconds per target 
 block_cost_ratio: seconds of a target pass over gamma + 1 tokens / over one; 1 in the papers.
 """
 
-# B texts, T positions
+# B texts, T positions, G places of a block
 from __future__ import annotations
 
 import math
@@ -45,8 +45,9 @@ def tokens_and_blocks(
     text's length: E[survival] = beta, and beta has less variance.
 
     Args:
-        acceptance_BT: beta = sum_v min(p, q), [B, T].
-        survival_BT: min(1, q(y)/p(y)) of the text's token y, [B, T].
+        acceptance_BT: beta = sum_v min(p, q), [B, T]; of a parallel draft [B, T, G or more], by the
+            position at which a block starts and the place in it: q depends on both.
+        survival_BT: min(1, q(y)/p(y)) of the text's token y, of the same shape.
         mask_BT: 1 for text, [B, T]. T counts drafted positions: it excludes a first token that the
             prefill generates.
         gamma: Maximum number of drafted tokens per block.
@@ -61,14 +62,14 @@ def tokens_and_blocks(
     Paper: ours. Differs: Zhou et al. 2023 use the i.i.d. estimate.
     """
     mask_BT, budget_B = _text(mask_BT, budget)
-    survival_BT = survival_BT.cpu().double() * mask_BT
-    examined_BT = examined_places(survival_BT, mask_BT, gamma, budget=budget)
+    starts_BT, reached_BTG = _reached(survival_BT, mask_BT, gamma, budget_B)
     length_B = mask_BT.sum(-1)
     ends_BT = torch.arange(mask_BT.shape[1]) == length_B[:, None] - 1
-    ends_BT &= (length_B < budget_B)[:, None]
-    blocks_B = (_block_starts(survival_BT, gamma) * mask_BT).sum(-1)
-    accepted_B = (examined_BT * acceptance_BT.cpu().double()).sum(-1)
-    return blocks_B + accepted_B - (examined_BT * survival_BT * ends_BT).sum(-1), blocks_B
+    ends_BTG = _by_place(ends_BT & (length_B < budget_B)[:, None], gamma)
+    accepted_B = (reached_BTG * _by_place(acceptance_BT, gamma)).sum((-1, -2))
+    ended_B = (reached_BTG * _by_place(survival_BT, gamma) * ends_BTG).sum((-1, -2))
+    blocks_B = starts_BT.sum(-1)
+    return blocks_B + accepted_B - ended_B, blocks_B
 
 
 def accepted_by_position(
@@ -97,18 +98,11 @@ def accepted_by_position(
     """
     _check(gamma)
     mask_BT, budget_B = _text(mask_BT, budget)
-    positions_T = torch.arange(mask_BT.shape[1])
-    survival_BT = survival_BT.cpu().double() * mask_BT
-    beta_BT = acceptance_BT.cpu().double() * mask_BT * (positions_T < budget_B[:, None] - 1)
-    reached_BT = _block_starts(survival_BT, gamma) * mask_BT
+    starts_BT, reached_BTG = _reached(survival_BT, mask_BT, gamma, budget_B)
     if starts_before is not None:
-        reached_BT = reached_BT * (positions_T < starts_before[:, None])
-    blocks_B = reached_BT.sum(-1)
-    accepted: list[Tensor] = []
-    for _ in range(gamma):
-        accepted.append((reached_BT * beta_BT).sum(-1))
-        reached_BT = torch.nn.functional.pad((reached_BT * survival_BT)[:, :-1], (1, 0))
-    return torch.stack(accepted, -1), blocks_B
+        counted_BT = torch.arange(mask_BT.shape[1]) < starts_before[:, None]
+        starts_BT, reached_BTG = starts_BT * counted_BT, reached_BTG * counted_BT[..., None]
+    return (reached_BTG * _by_place(acceptance_BT, gamma)).sum(1), starts_BT.sum(-1)
 
 
 def _text(mask_BT: Tensor, budget: int | Tensor | None) -> tuple[Tensor, Tensor]:
@@ -120,20 +114,40 @@ def _text(mask_BT: Tensor, budget: int | Tensor | None) -> tuple[Tensor, Tensor]
     return mask_BT, torch.as_tensor(width if budget is None else budget).expand(len(mask_BT))
 
 
-def _block_starts(survival_BT: Tensor, gamma: int) -> Tensor:
-    """P(a block starts at t | the text); the first block starts at 0. [B, T] -> [B, T].
+def _by_place(scores: Tensor, gamma: int) -> Tensor:
+    """By the position where a block starts and the place in it, [B, T, G], float64.
+
+    Scores [B, T] are those of each position, wherever its block starts; 0 behind the text.
+    """
+    scores = scores.cpu().double()
+    if scores.ndim == 3:
+        return scores[..., :gamma]
+    return torch.nn.functional.pad(scores, (0, gamma - 1)).unfold(1, gamma, 1)
+
+
+def _reached(
+    survival: Tensor, mask_BT: Tensor, gamma: int, budget_B: Tensor
+) -> tuple[Tensor, Tensor]:
+    """P(a block starts at t), [B, T], and that its places are verified, [B, T, G]."""
+    survival_BTG = _by_place(survival, gamma) * _by_place(mask_BT, gamma)
+    starts_BT = _block_starts(survival_BTG) * mask_BT
+    before_BTG = torch.nn.functional.pad(survival_BTG.cumprod(-1)[..., :-1], (1, 0), value=1.0)
+    drafted_BT = mask_BT & (torch.arange(mask_BT.shape[1]) < budget_B[:, None] - 1)
+    return starts_BT, starts_BT[..., None] * before_BTG * _by_place(drafted_BT, gamma)
+
+
+def _block_starts(survival_BTG: Tensor) -> Tensor:
+    """P(a block starts at t | the text); the first block starts at 0. [B, T, G] -> [B, T].
 
     Given the text, each drafted token was accepted with probability survival, independently. A
     rejection ends the block with the recovered token, a full block with the bonus token. The budget
     does not matter: a block that it shortens ends with the text.
     """
-    batch, length = survival_BT.shape
+    batch, length, gamma = survival_BTG.shape
     starts = torch.zeros(batch, length + gamma + 1, dtype=torch.float64)
-    starts[:, 0] = 1
-    # Nothing survives in the padding, which is removed at the end.
-    survival = torch.nn.functional.pad(survival_BT.double(), (0, gamma))
+    starts[:, 0] = 1  # what lies behind the text is removed at the end
     for start in range(length):
-        kept = starts[:, start, None] * survival[:, start : start + gamma].cumprod(-1)
+        kept = starts[:, start, None] * survival_BTG[:, start].cumprod(-1)
         starts[:, start + 1] += starts[:, start]
         starts[:, start + 1 : start + gamma + 1] -= kept
         starts[:, start + 2 : start + gamma + 2] += kept
@@ -150,7 +164,7 @@ def drafted_tokens(
     """
     _check(gamma)
     mask_BT, budget_B = _text(mask_BT, budget)
-    starts_BT = _block_starts(survival_BT.cpu() * mask_BT, gamma) * mask_BT
+    starts_BT, _ = _reached(survival_BT, mask_BT, gamma, budget_B)
     left_BT = budget_B[:, None] - torch.arange(mask_BT.shape[1]) - 1
     return (starts_BT * left_BT.clamp(max=gamma)).sum(-1)
 
@@ -168,16 +182,12 @@ def examined_places(
     """
     _check(gamma)
     mask_BT, budget_B = _text(mask_BT, budget)
-    survival_BT = survival_BT.cpu().double() * mask_BT
-    length = survival_BT.shape[1]
-    starts = _block_starts(survival_BT, gamma)
-    examined = torch.zeros_like(starts)
-    survived = torch.ones_like(starts)
-    for offset in range(min(gamma, length)):
-        first = slice(0, length - offset)
-        examined[:, offset:] += starts[:, first] * survived[:, first]
-        survived[:, first] *= survival_BT[:, offset:]
-    return examined * (mask_BT & (torch.arange(length) < budget_B[:, None] - 1))
+    _, reached_BTG = _reached(survival_BT, mask_BT, gamma, budget_B)
+    length = mask_BT.shape[1]
+    examined_BT = torch.zeros(mask_BT.shape, dtype=torch.float64)
+    for place in range(min(gamma, length)):
+        examined_BT[:, place:] += reached_BTG[:, : length - place, place]
+    return examined_BT
 
 
 def predicted_speedup(

@@ -30,6 +30,9 @@ class TextScores(NamedTuple):
         mask_BT: True where there is text.
         cross_entropy_BT: -sum_v p log q of the models' own distributions, before temperature and
             filters, in nats; None if it was not computed.
+        acceptance_BTG: Of a parallel draft: acceptance at each place of a block that starts at a
+            position; its first place is `acceptance_BT`. None: the place makes no difference.
+        survival_BTG: The same of survival.
     """
 
     acceptance_BT: Tensor
@@ -38,12 +41,20 @@ class TextScores(NamedTuple):
     agreement_BT: Tensor
     mask_BT: Tensor
     cross_entropy_BT: Tensor | None = None
+    acceptance_BTG: Tensor | None = None
+    survival_BTG: Tensor | None = None
+
+    @property
+    def whole(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Acceptance and survival, by the place in a block if it makes a difference, and mask."""
+        if self.acceptance_BTG is None or self.survival_BTG is None:
+            return self.acceptance_BT, self.survival_BT, self.mask_BT
+        return self.acceptance_BTG, self.survival_BTG, self.mask_BT
 
     @property
     def drafted(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Acceptance, survival and mask at the positions that a lossless engine drafts."""
-        scores = self.acceptance_BT, self.survival_BT, self.mask_BT
-        acceptance_BT, survival_BT, mask_BT = (score[:, _UNDRAFTED:] for score in scores)
+        """`whole` at the positions that a lossless engine drafts."""
+        acceptance_BT, survival_BT, mask_BT = (score[:, _UNDRAFTED:] for score in self.whole)
         return acceptance_BT, survival_BT, mask_BT
 
     def tokens_and_blocks(self, gamma: int, budget_B: Tensor) -> tuple[Tensor, Tensor]:

@@ -95,6 +95,7 @@ class PairTexts:
         written: Tokens of each text, before it is cut.
         draft_sampling: Sampling parameters of the draft; None: those of the target.
         max_new_tokens: Maximum number of tokens of a text; None: the length of the longest.
+        gamma: Largest block of a parallel draft, whose places are scored one by one; 0: are not.
     """
 
     target: Model
@@ -104,6 +105,7 @@ class PairTexts:
     sampling: SamplingParams
     draft_sampling: SamplingParams | None = None
     max_new_tokens: int | None = None
+    gamma: int = 0
 
     @cached_property
     def completions(self) -> list[Sequence[int]]:
@@ -169,7 +171,7 @@ def score_texts(
     width, count = max(of.lengths), len(of.prompts)
     target_logits = target_logits or partial(_forced_logits, of.target)
     forced = target_logits, partial(_forced_logits, of.draft)
-    parts: list[list[Tensor]] = []
+    parts: dict[str, list[Tensor]] = {}
     done: list[int] = []
     limit = None  # prompts of an encoder-decoder take no space in its decoder
     if of.target.decoder_prompt is None:
@@ -178,12 +180,14 @@ def score_texts(
     lengths = list(map(len, of.prompts))
     for rows in batches_of_like_length(lengths, of.batch_size, of.lengths, limit):
         scores = _score_batch(of, rows, forced, with_cross_entropy=with_cross_entropy)
-        known = [score_BT for score_BT in scores if score_BT is not None]
-        parts.append([F.pad(score_BT, (0, width - score_BT.shape[1])) for score_BT in known])
+        for name, score in scores._asdict().items():
+            if score is not None:
+                padding = *(0, 0) * (score.ndim - 2), 0, width - score.shape[1]
+                parts.setdefault(name, []).append(F.pad(score, padding))
         done += rows
         progress("scoring", len(done), count)
     order = torch.tensor(done).argsort()
-    return TextScores(*(torch.cat(columns)[order] for columns in zip(*parts, strict=True)))
+    return TextScores(**{name: torch.cat(found)[order] for name, found in parts.items()})
 
 
 def _score_batch(
@@ -218,7 +222,48 @@ def _score_batch(
     acceptance, survival, greedy_draft, agreement, *more = (
         torch.where(mask_BT, score.cpu(), 0) for score in scores
     )
-    return TextScores(acceptance, survival, greedy_draft, agreement, mask_BT, *more)
+    found = TextScores(acceptance, survival, greedy_draft, agreement, mask_BT, *more)
+    if of.draft.mask_token is None or of.gamma < 1:
+        return found
+    acceptance_BTG, survival_BTG = _score_places(of, prompts, tokens_BT, p_BTV, seen_BTV)
+    return found._replace(acceptance_BTG=acceptance_BTG, survival_BTG=survival_BTG)
+
+
+def _score_places(
+    of: PairTexts,
+    prompts: Sequence[Sequence[int]],
+    tokens_BT: Tensor,
+    p_BTV: Tensor,
+    seen_BTV: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Acceptance and survival of a parallel draft, by the start of a block and the place in it.
+
+    Cost: two draft passes per position. 0 where the draft's context or the texts end.
+    Shapes: tokens [B, T], p [B, T, V], seen tokens [B, T, V] -> [B, T, G] each.
+    """
+    sampling, draft_sampling = of.samplings
+    session, (batch, width) = of.draft.start_session(), tokens_BT.shape
+    newest_BV = session.prefill(prompts)
+    columns: list[tuple[Tensor, Tensor]] = []
+    limit = of.draft.max_length
+    for start in range(width):
+        free = of.gamma if limit is None else limit - max(session.lengths)
+        places = min(of.gamma, width - start, free + 1)
+        logits_BGV = newest_BV[:, None]
+        if places > 1:
+            masks = torch.full((batch, places - 1), of.draft.mask_token or 0)
+            logits_BGV = torch.cat([logits_BGV, session.extend(masks)], 1)
+            session.rollback([places - 1] * batch)
+        seen_B1V = None if seen_BTV is None else seen_BTV[:, start, None]
+        q_BGV = _penalised(logits_BGV[..., : of.vocab_size], seen_B1V, sampling)
+        read = slice(start, start + places)
+        scores = score_tokens(p_BTV[:, read], to_probs(q_BGV, draft_sampling), tokens_BT[:, read])
+        padded = (F.pad(score.cpu(), (0, of.gamma - places)) for score in scores[:2])
+        columns.append((next(padded), next(padded)))
+        if start + 1 < width:
+            newest_BV = session.extend(tokens_BT[:, start, None])[:, -1]
+    acceptance_BTG, survival_BTG = (torch.stack(part, 1) for part in zip(*columns, strict=True))
+    return acceptance_BTG, survival_BTG
 
 
 def rows_of_texts(

@@ -78,8 +78,8 @@ def predicted_counts(
 
     Positions after the end of a text, where the draft is unknown, count with the text's mean.
     """
-    whole = scores.acceptance_BT, scores.survival_BT, scores.mask_BT
-    acceptance_BT, survival_BT, mask_BT = whole if engine.drafts_first_token else scores.drafted
+    read = scores.whole if engine.drafts_first_token else scores.drafted
+    acceptance_BT, survival_BT, mask_BT = read
     budget = max_new_tokens - (not engine.drafts_first_token)
     length_B = mask_BT.sum(-1)
     budget_B, starts_before = torch.full_like(length_B, budget), None
@@ -101,14 +101,20 @@ def predicted_counts(
     return Counts(blocks_B, drafted_B, by_position_BG.sum(-1), by_position_BG)
 
 
-def _extended(part_BT: Tensor, mask_BT: Tensor, gamma: int) -> Tensor:
-    """Append `gamma` positions with the row's mean. [B, T] -> [B, T + gamma]."""
-    length_B1 = mask_BT.sum(-1, keepdim=True)
-    mean_B1 = (part_BT.double() * mask_BT).sum(-1, keepdim=True) / length_B1.clamp(min=1)
-    wide_BT = torch.nn.functional.pad(part_BT.double() * mask_BT, (0, gamma))
-    positions_T = torch.arange(wide_BT.shape[1])
-    appended_BT = (positions_T >= length_B1) & (positions_T < length_B1 + gamma)
-    return torch.where(appended_BT, mean_B1, wide_BT)
+def _extended(part: Tensor, mask_BT: Tensor, gamma: int) -> Tensor:
+    """Append `gamma` positions; what lies behind a text has the row's mean, by place of a block.
+
+    [B, T] -> [B, T + gamma], or [B, T, G] -> [B, T + gamma, G].
+    """
+    part_BTG = part[..., None] if part.ndim == 2 else part
+    wide_BTG = torch.nn.functional.pad(part_BTG.double(), (0, 0, 0, gamma))
+    starts_T1 = torch.arange(wide_BTG.shape[1])[:, None]
+    length_B11 = mask_BT.sum(-1)[:, None, None]
+    inside_BTG = starts_T1 + torch.arange(wide_BTG.shape[2]) < length_B11
+    sums_B1G, counts_B1G = (x.sum(1, keepdim=True) for x in (wide_BTG * inside_BTG, inside_BTG))
+    found_BTG = torch.where(inside_BTG, wide_BTG, sums_B1G / counts_B1G.clamp(min=1))
+    found_BTG = found_BTG * (starts_T1 < length_B11 + gamma)
+    return found_BTG[..., 0] if part.ndim == 2 else found_BTG
 
 
 def served_counts(served: Sequence[Served], gamma: int) -> Counts:

@@ -55,7 +55,8 @@ class PassCosts:
         errors: Relative error of block / target pass by gamma: 1 with its 95% interval. Without the
             gammas that were timed in too few rounds for one.
         engine: The engine with these costs; empty: Paceline's decoder.
-        drafts_in_full: The engine drafts gamma tokens per block, also at the end of a text.
+        drafts_in_full: A block costs the same at the end of a text: the engine drafts gamma tokens
+            there, too, or a parallel draft has one pass per block.
     """
 
     target_pass_s: float
@@ -68,7 +69,10 @@ class PassCosts:
 
     @classmethod
     def of_rounds(
-        cls, seconds: Mapping[tuple[str, int], Sequence[float]], gammas: Sequence[int]
+        cls,
+        seconds: Mapping[tuple[str, int], Sequence[float]],
+        gammas: Sequence[int],
+        **settings: Any,
     ) -> PassCosts:
         """Medians over rounds; `seconds` of each round by part and number of tokens."""
         median = {case: statistics.median(times) for case, times in seconds.items()}
@@ -77,6 +81,7 @@ class PassCosts:
             median["draft", 1],
             {gamma: median["drafting", gamma] for gamma in gammas},
             {gamma: median["verifying", gamma] for gamma in gammas},
+            **settings,
         )
         if len(seconds["target", 1]) < least_values(0.95):
             return costs
@@ -163,7 +168,7 @@ class PassCosts:
         gamma, drafted = gamma_of(row), row.totals["drafted_per_block"]
         c, verifying = self.drafting_cost_ratio(gamma), self.block_cost_ratio(gamma)
         totals = {
-            "cost_ratio": c if self.engine else self.cost_ratio,
+            "cost_ratio": c if self.engine or self.drafts_in_full else self.cost_ratio,
             "drafting_cost_ratio": c,
             "block_cost_ratio": verifying,
             "block_cost": self.block_cost(gamma, drafted),
@@ -208,7 +213,7 @@ class PassTimer:
             session.prefill([prompt])
             if generated:
                 session.extend(torch.tensor([generated]))
-        self._sampling = sampling
+        self._sampling, self._mask = sampling, draft.mask_token
         self._draft_sampling = proposal_params(sampling, draft_sampling)
         self._gammas = gammas
         self._seconds: dict[tuple[str, int], list[float]] = {}
@@ -250,8 +255,9 @@ class PassTimer:
         # a sampling target needs the draft's distributions, also of a greedy draft
         greedy = sampling.greedy and self._sampling.greedy
         uniforms = None if greedy else [[0.5] * count]
+        plan = DrawPlan(count, sampling, mask=self._mask if name == "drafting" else None)
         with self._timed(name, count, session):
-            return draw(session, DrawRequest([[self._token]], DrawPlan(count, sampling), uniforms))
+            return draw(session, DrawRequest([[self._token]], plan, uniforms))
 
     @contextlib.contextmanager
     def _timed(self, name: str, count: int, session: ModelSession) -> Generator[None]:
@@ -263,7 +269,8 @@ class PassTimer:
 
     def costs(self) -> PassCosts:
         """Medians over the rounds so far."""
-        return PassCosts.of_rounds(self._seconds, self._gammas)
+        at_once = self._mask is not None
+        return PassCosts.of_rounds(self._seconds, self._gammas, drafts_in_full=at_once)
 
 
 def time_request(

@@ -272,7 +272,9 @@ def measure_models(
     prompts = prompts[: config.num_prompts]
     if completions is None:
         completions = sample_texts(target, prompts, config, config.sampling, progress)
-    texts = PairTexts(target, draft, prompts, completions, *config.scoring)
+    texts = PairTexts(
+        *(target, draft, prompts, completions), *config.scoring, gamma=max(config.gammas)
+    )
     scores = score_texts(texts, progress)
     sizes = {"target": target.num_parameters, "draft": draft.num_parameters}
     row, *blocks = rows_of_texts(

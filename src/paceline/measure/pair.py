@@ -55,6 +55,9 @@ class ModelsConfig(StrictModel):
     device: str = "auto"
     draft_weights: Annotated[Literal["auto", "int8"], Options()] = "auto"
     """int8: quantize the draft's weights to 8 bits before measuring."""
+    parallel: bool = True
+    """Let a draft with a mask token (`pard_token`) propose a block in one pass; false: token by
+    token, as an ordinary draft."""
 
 
 class PairConfig(ModelsConfig):
@@ -262,6 +265,8 @@ def load_models(
     draft = load_beside(target, config.draft, config.device)
     if full_vocabulary:
         draft = draft.without_draft_vocabulary()
+    if not config.parallel:
+        draft.mask_token = None
     ready = prepare_for_decoding(draft, config.draft_weights)
     pair = Pair(prepare_for_decoding(target), ready)
     progress("loading", 2, 2)

@@ -409,7 +409,8 @@ def compare_served(
     prompts = [requests[place].prompt for place in units]
     texts = [served[place].tokens for place in units]
     check_longest(max(map(len, texts), default=0))
-    written = PairTexts(*pair, prompts, texts, config.sampling, config.proposals)
+    samplings = config.sampling, config.proposals
+    written = PairTexts(*pair, prompts, texts, *samplings, gamma=gamma)
     scores = score_texts(written, progress)
     predicted = predicted_counts(scores, gamma, config.max_new_tokens, engine)
     actual = served_counts(served, gamma)
