@@ -88,6 +88,7 @@ def test_numbers_that_cannot_be_are_refused(call: Callable[[], object], said: st
         call()
 
 
+MASKED = torch.tensor([[0.5, 0.25, 0.25], [0.2, 0.2, 0.6], [0.1, 0.8, 0.1]], dtype=torch.float64)
 END = 2
 
 
@@ -118,8 +119,32 @@ def scores(texts_BT: Tensor) -> tuple[Tensor, Tensor]:
     return acceptance, survival
 
 
+def proposals(context: int, place: int, last: int, *, parallel: bool) -> list[float]:
+    """q at a place of a block behind `context`; `last`: the token before, which masks hide."""
+    rows = MASKED if parallel and place else DRAFT
+    return rows[(context + place) % 3 if parallel else last].tolist()
+
+
+def scores_by_place(texts_BT: Tensor, gamma: int) -> tuple[Tensor, Tensor]:
+    """Acceptance and survival of the parallel draft, by the start of a block and the place."""
+    batch, length = texts_BT.shape
+    acceptance, survival = torch.zeros(2, batch, length, gamma, dtype=torch.float64)
+    for row, text in enumerate(texts_BT.tolist()):
+        for start in range(length):
+            for place in range(min(gamma, length - start)):
+                before = [0, *text]
+                p = TARGET[before[start + place]].tolist()
+                q = proposals(before[start], place, 0, parallel=True)
+                token = text[start + place]
+                acceptance[row, start, place] = sum(map(min, p, q))
+                survival[row, start, place] = min(1.0, q[token] / p[token])
+    return acceptance, survival
+
+
 @cache
-def engine(budget: int, gamma: int, end: int | None) -> tuple[float, float, float, list[float]]:
+def engine(
+    budget: int, gamma: int, end: int | None, *, parallel: bool = False
+) -> tuple[float, float, float, list[float]]:
     """Expected tokens, blocks and drafted tokens of an engine's text after token 0.
 
     Last, of gamma numbers: the expected blocks whose first, second, ... draft stays.
@@ -127,7 +152,6 @@ def engine(budget: int, gamma: int, end: int | None) -> tuple[float, float, floa
     Every draft of up to gamma tokens, every number of accepted ones, every recovered or bonus
     token, from the first token to the end of text or of the budget.
     """
-    q = DRAFT.tolist()
     starts = [dict.fromkeys(range(3), 0.0) for _ in range(budget + 1)]
     starts[0][0] = 1.0
     tokens = blocks = num_drafted = 0.0
@@ -139,9 +163,12 @@ def engine(budget: int, gamma: int, end: int | None) -> tuple[float, float, floa
             num_drafted += mass * count
             for drafted in product(range(3), repeat=count):
                 proposed = math.prod(
-                    q[a][b] for a, b in zip((context, *drafted), drafted, strict=False)
+                    proposals(context, number, last, parallel=parallel)[token]
+                    for number, (last, token) in enumerate(
+                        zip((context, *drafted), drafted, strict=False)
+                    )
                 )
-                for emitted, chance in outcomes(context, drafted, end):
+                for emitted, chance in outcomes(context, drafted, end, parallel=parallel):
                     tokens += mass * proposed * chance * len(emitted)
                     # a recovered token is never the drafted one
                     same = [a == b for a, b in zip(emitted, drafted, strict=False)]
@@ -153,15 +180,16 @@ def engine(budget: int, gamma: int, end: int | None) -> tuple[float, float, floa
     return tokens, blocks, num_drafted, kept
 
 
-def outcomes(context: int, drafted: tuple[int, ...], end: int | None):
+def outcomes(context: int, drafted: tuple[int, ...], end: int | None, *, parallel: bool):
     """What a block may emit for this draft, with its probability."""
-    p, q = TARGET.tolist(), DRAFT.tolist()
+    p = TARGET.tolist()
     kept, last = 1.0, context
     for count, token in enumerate(drafted):
-        if q[last][token] == 0:
+        q = proposals(context, count, last, parallel=parallel)
+        if q[token] == 0:
             return
-        accept = min(1.0, p[last][token] / q[last][token])
-        excess = [max(0.0, a - b) for a, b in zip(p[last], q[last], strict=True)]
+        accept = min(1.0, p[last][token] / q[token])
+        excess = [max(0.0, a - b) for a, b in zip(p[last], q, strict=True)]
         if accept < 1:
             for other, weight in enumerate(excess):
                 yield (*drafted[:count], other), kept * (1 - accept) * weight / sum(excess)
@@ -200,6 +228,25 @@ def test_efficiency_from_text_is_what_enumerating_an_engine_gives(
         found_BG, blocks_B = accepted_by_position(*scores(texts), mask, gamma)
         assert found_BG.mean(0).tolist() == pytest.approx(by_position, abs=1e-12)
         assert float(blocks_B.mean()) == pytest.approx(blocks, abs=1e-12)
+
+
+@ends
+@pytest.mark.parametrize("gamma", [1, 2, 3])
+def test_places_of_a_parallel_draft_are_what_enumerating_an_engine_gives(
+    gamma: int, end: int | None
+):
+    """The mutant takes the scores of each position for those of every place there."""
+    tokens, blocks, drafted, by_position = engine(4, gamma, end, parallel=True)
+    texts, mask = all_texts(4, end)
+    places = scores_by_place(texts, gamma)
+    found_tokens, found_blocks = tokens_and_blocks(*places, mask, gamma)
+    assert float(found_tokens.mean()) == pytest.approx(tokens, abs=1e-12)
+    assert float(found_blocks.mean()) == pytest.approx(blocks, abs=1e-12)
+    assert float(drafted_tokens(places[1], mask, gamma).mean()) == pytest.approx(drafted, abs=1e-12)
+    found_BG, _ = accepted_by_position(*places, mask, gamma)
+    assert found_BG.mean(0).tolist() == pytest.approx(by_position, abs=1e-12)
+    mutant, _ = tokens_and_blocks(*(part[..., 0] for part in places), mask, gamma)
+    assert gamma == 1 or abs(float(mutant.mean()) - tokens) > 1e-3
 
 
 def test_positions_counted_where_a_block_starts_are_caught():
