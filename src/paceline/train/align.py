@@ -42,6 +42,7 @@ from paceline.train.evaluation import held_out_evaluator
 from paceline.train.loop import TrainingLoop, TrainingText, train
 from paceline.train.loss import LossVocabulary, StepPlan, VocabularySample
 from paceline.train.objectives import UnderRule, reads_top
+from paceline.train.parallel import prepare_for_masks
 from paceline.train.run import open_run
 from paceline.train.step import Stepper, freeze_embeddings, freeze_layers, train_all
 
@@ -101,6 +102,8 @@ def _set_up(config: AlignConfig, run: TrainingRun) -> TrainingLoop:
     draft = run.load_trained(config.draft, store)
     target = _load_target(config, run, bfloat16=bfloat16)
     vocab_size = _check_pair(config, target, draft)
+    if config.parallel is not None:
+        prepare_for_masks(draft, config.parallel, sum(config.lengths))
     train_all(draft)
     if config.freeze_embeddings:
         freeze_embeddings(draft)
@@ -151,10 +154,10 @@ class Planner:
         if self.vocabulary is not None:
             tokens = self.vocabulary.draw(named_generator(seed, "loss vocabulary", num_drawn))
         rng_of_row = partial(named_generator, seed, "tokens of the draft", num_drawn)
-        finish = self.config.finish
+        finish, parallel = self.config.finish, self.config.parallel
         if finish is not None and position > finish.begin:
-            return StepPlan(finish.objective, tokens, rng_of_row, phase=1)
-        return StepPlan(self.config.objective, tokens, rng_of_row)
+            return StepPlan(finish.objective, tokens, rng_of_row, 1, parallel)
+        return StepPlan(self.config.objective, tokens, rng_of_row, 0, parallel)
 
 
 def _check_pair(config: AlignConfig, target: HfModel | None, draft: HfModel) -> int:

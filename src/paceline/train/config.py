@@ -22,6 +22,7 @@ from paceline.train.checkpoint import check_run_directory
 from paceline.train.loss import LossVocabulary
 from paceline.train.objectives import ForwardKL, Objective, Objectives, reads_target, reads_top
 from paceline.train.optim import Adafactor, Optimizer
+from paceline.train.parallel import Parallel
 from paceline.train.tracking import TrackerName, check_trackers
 
 if TYPE_CHECKING:
@@ -225,6 +226,8 @@ class AlignConfig(TrainSettings):
         sampling: Sampling of generated training text.
         target_rounds: Let the target generate many texts at once, keep their hidden states, and
             train on each text several times; None: one batch at a time, used once.
+        parallel: Blocks that the draft learns to propose in one pass; None: token by token. The
+            first token of a block has the loss of an ordinary draft.
         freeze_embeddings: Freeze the embeddings and the output head.
         freeze_layers: Freeze the draft's first N layers. The backward pass stops above them. Useful
             if they are copies of the target's first layers.
@@ -241,6 +244,7 @@ class AlignConfig(TrainSettings):
     draft_fraction: Annotated[float, Options()] = Field(default=0.0, ge=0, le=1)
     sampling: SamplingParams = SamplingParams()
     target_rounds: Rounds | None = None
+    parallel: Parallel | None = None
     freeze_embeddings: Annotated[bool, Options()] = False
     freeze_layers: int = Field(default=0, ge=0)
     evaluation: Evaluation = Evaluation()

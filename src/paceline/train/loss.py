@@ -27,9 +27,17 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from paceline.config import StrictModel
 from paceline.core.fused import Head, chunked_loss, chunks
+from paceline.core.text_scores import score_tokens
 from paceline.core.top_k_tail import TopScores, among
 from paceline.native.kernels import can_differentiate, losses_and_slopes
 from paceline.train.objectives import Compared, native_terms, policies_of, token_losses
+from paceline.train.parallel import (
+    Parallel,
+    Places,
+    among_trained,
+    packed_hidden,
+    place_weights,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -54,12 +62,14 @@ class StepPlan(NamedTuple):
         vocabulary: Tokens and logit offsets of `VocabularySample.draw`; None: all tokens.
         rng_of_row: Generator for a row's draws, by its index in the step over all processes.
         phase: Losses are comparable within a phase; a new objective starts a new phase.
+        parallel: Blocks that a parallel draft learns; None: the draft proposes token by token.
     """
 
     terms: Sequence[Objective]
     vocabulary: tuple[Tensor, Tensor] | None = None
     rng_of_row: Callable[[int], torch.Generator] | None = None
     phase: int = 0
+    parallel: Parallel | None = None
 
 
 class DraftLoss(nn.Module):
@@ -92,8 +102,9 @@ class DraftLoss(nn.Module):
         scored: Callable[[], tuple[Tensor | None, Tensor | None]],
         plan: StepPlan,
         uniforms: Sequence[Tensor | None],
+        places: Places | None = None,
     ) -> Tensor:
-        """Sum over trained positions of weight times loss.
+        """Sum over trained positions, and masks at `places`, of weight times loss.
 
         `scored` gives the hidden states and normalisers of `TargetScores`, and is called once the
         draft's pass has been launched, so that a GPU does not wait for states in main memory.
@@ -102,20 +113,38 @@ class DraftLoss(nn.Module):
             torch.autocast, batch.tokens_BT.device.type, torch.bfloat16, enabled=self.autocast
         )
         trained = batch.mask_BT.nonzero(as_tuple=True)  # waits for the GPU, so before the pass
+        masks_KD = None
         with autocast():
-            hidden_ND = self.draft.hidden(batch)[trained]
+            if places is None:
+                hidden_ND = self.draft.hidden(batch)[trained]
+            else:
+                hidden_BTD, masks_BMD = packed_hidden(self.draft, batch, places)
+                hidden_ND, masks_KD = hidden_BTD[trained], masks_BMD[places.real]
         target_hidden_ND, normalisers_N = scored()
         labels_N, weights_N = batch.labels_BT[trained], weights_BT[trained]
+        top_N = batch.top
+        blocks = None
+        if places is not None and masks_KD is not None and plan.parallel is not None:
+            blocks = among_trained(places, batch.mask_BT, weights_BT, plan.parallel)
+            hidden_ND = torch.cat([hidden_ND, masks_KD])
+            order_X = torch.cat([torch.arange(len(labels_N)).to(labels_N), blocks.sources_K])
+            labels_N, weights_N = labels_N[order_X], torch.cat([weights_N, blocks.weights_K])
+            target_hidden_ND, normalisers_N = (
+                None if each is None else each[order_X]
+                for each in (target_hidden_ND, normalisers_N)
+            )
+            uniforms = [None if each is None else each[order_X.cpu()] for each in uniforms]
+            top_N = None if top_N is None else TopScores(*(each[order_X] for each in top_N))
         reads_target = all(term.reads_target for term in plan.terms)
         draft_head = self.draft.head if reads_target else self.draft.plain_head
         target_head = None if self.target is None else self.target.head
-        top_N, vocab_size = batch.top, self.vocab_size
+        vocab_size, known_N = self.vocab_size, torch.ones_like(labels_N, dtype=torch.bool)
         if plan.vocabulary is not None:
             tokens_S, offsets_S = plan.vocabulary
             draft_head = draft_head.rows(tokens_S).raised(offsets_S)
             if target_head is not None:
                 target_head = target_head.rows(tokens_S).raised(offsets_S)
-            labels_N, _ = places_of(labels_N, tokens_S, vocab_size)
+            labels_N, known_N = places_of(labels_N, tokens_S, vocab_size)
             top_N = None if top_N is None else among(top_N, tokens_S, vocab_size)
             vocab_size = len(tokens_S)
         loss = ChunkLoss(
@@ -131,6 +160,12 @@ class DraftLoss(nn.Module):
             width = len(loss.draft_head.weight_VD)
             size = chunk_size(self.chunk_tokens, hidden_ND.device, width, len(plan.terms))
             self.chunk_size = size
+            if blocks is not None and plan.parallel is not None:
+                scores = partial(loss.scores, hidden_ND, known_N, size)
+                of_places_K = place_weights(plan.parallel, blocks, scores)
+                weights_N = weights_N.clone()
+                weights_N[len(weights_N) - len(of_places_K) :] *= of_places_K
+                loss = loss._replace(weights_N=weights_N)
             inputs = hidden_ND, draft_head
             sizes = {"chunk_size": size, "vocab_size": vocab_size}
             if loss.native is not None and can_differentiate(hidden_ND):
@@ -163,6 +198,25 @@ class ChunkLoss(NamedTuple):
     weights_N: Tensor
     top_N: TopScores | None
     policies: Sequence[Policy | None] = ()  # of each term
+
+    @torch.no_grad()
+    def scores(self, hidden_ND: Tensor, known_N: Tensor, size: int) -> tuple[Tensor, ...]:
+        """Acceptance, survival and the target's probability of each label, [N] each.
+
+        Labels that are not among the compared tokens (`known_N`) do not survive.
+        """
+        found: list[Tensor] = []
+        for rows in chunks(len(hidden_ND), size):
+            target_CV, _ = self.target.log_probs(rows)
+            assert target_CV is not None, "checked before training"
+            labels_C1 = self.labels_N[rows][:, None]
+            draft_CV = self.draft_head.log_probs(hidden_ND[rows])
+            p_CV, q_CV = target_CV.exp(), draft_CV.exp()
+            acceptance_C, survival_C, _ = score_tokens(p_CV, q_CV, labels_C1[:, 0])
+            survival_C = survival_C * known_N[rows]
+            confidence_C = p_CV.gather(-1, labels_C1)[:, 0] * known_N[rows]
+            found.append(torch.stack([acceptance_C, survival_C, confidence_C]))
+        return torch.cat(found, 1).unbind()
 
     def by_autograd(self, hidden_CD: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
         """Losses and gradient of any objective."""

@@ -20,6 +20,7 @@ from paceline.models.drafts.layers import layer_lists
 from paceline.train.loss import DraftLoss, Normalisers, places_of
 from paceline.train.objectives import TVDPlusPlus, reads_target, reads_top, uniforms_of_terms
 from paceline.train.optim import build_optimizer
+from paceline.train.parallel import Places, draw_places
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -112,8 +113,10 @@ class Stepper:
             last = index == len(batches) - 1
             with self._synchronised(last=last):
                 scored = self._scored(parts[index], batch, plan.terms)
-                uniforms = self._uniforms(index * len(parts[index]), batch, plan)
-                loss = self.loss(batch, weights[index], scored, plan, uniforms)
+                first = index * len(parts[index])
+                uniforms = self._uniforms(first, batch, plan)
+                places = self._places(first, batch, plan)
+                loss = self.loss(batch, weights[index], scored, plan, uniforms, places)
                 # data parallelism averages gradients over processes, but a sum is needed
                 (loss * self.accelerator.num_processes).backward()
             total += loss.detach()
@@ -155,6 +158,19 @@ class Stepper:
             for number, length in enumerate(lengths, first)
         ]
         return uniforms_of_terms(plan.terms, rows)
+
+    def _places(self, first: int, batch: TokenBatch, plan: StepPlan) -> Places | None:
+        """Masks of a parallel draft, which depend on a row's index in the step, as `_uniforms`."""
+        if plan.parallel is None:
+            return None
+        assert plan.rng_of_row is not None, "draws need generators"
+        rank, world_size = self.accelerator.process_index, self.accelerator.num_processes
+        rng_of_row = plan.rng_of_row
+
+        def rng_of(number: int) -> torch.Generator:
+            return rng_of_row(number * world_size + rank)
+
+        return draw_places(batch.mask_BT, plan.parallel, rng_of, first).to(batch.mask_BT.device)
 
     def _scored(
         self, rows: Sequence[TokenRow], batch: TokenBatch, terms: Sequence[Objective]

@@ -147,6 +147,18 @@ class CausalModel(HfModel):
         ).last_hidden_state
         return for_head(hidden_BTD, self.hf)
 
+    def hidden_under(self, tokens_BW: Tensor, sees_BWW: Tensor, positions_BW: Tensor) -> Tensor:
+        """`hidden` where each column sees the columns of its row of `sees_BWW`, at positions."""
+        lowest = torch.finfo(self.dtype).min
+        mask_BWW = torch.zeros_like(sees_BWW, dtype=self.dtype).masked_fill(~sees_BWW, lowest)
+        hidden_BWD = body_of(self.hf)(
+            input_ids=tokens_BW,
+            attention_mask=mask_BWW[:, None],
+            position_ids=positions_BW,
+            use_cache=False,
+        ).last_hidden_state
+        return for_head(hidden_BWD, self.hf)
+
     def plain_logits(self, batch: Batch) -> Tensor:
         return self.hf(
             input_ids=batch.tokens_BT, attention_mask=batch.attention_BT, use_cache=False
