@@ -74,6 +74,7 @@ class Drafting(NamedTuple):
     gamma: int  # tokens drafted per block
     sampling: DraftSampling = "greedy"  # of vLLM; the other servers draft greedily
     rule: str | None = None  # for Paceline's plugin of vLLM, as JSON; None: the server's own
+    parallel: bool = False  # a block from one pass, of a draft with a mask token
 
 
 class Setup(NamedTuple):
@@ -106,6 +107,7 @@ class Engine(ABC):
     loads_gguf: ClassVar[bool] = False  # and no directories
     samples_drafts: ClassVar[bool] = False  # if asked to, without top-k and top-p
     runs_rules: ClassVar[bool] = False  # which Paceline's plugin sets
+    drafts_at_once: ClassVar[bool] = False  # parallel drafts propose a block in one pass
     always_ties: ClassVar[tuple[str, ...]] = ()  # model types whose own head it does not read
     version: str = ""  # as it reports
 

@@ -43,7 +43,7 @@ class VllmServer(CountingServer):
     length_flag, size_flag = "--max-model-len", "--max-num-seqs"
     version_path = "/version"
     recorded_as = "vllm"
-    samples_drafts = runs_rules = True
+    samples_drafts = runs_rules = drafts_at_once = True
     always_ties = ("cohere", "cohere2", "gemma", "gemma2")
 
     def __init__(self, client: Client, model: str | None = None) -> None:
@@ -58,6 +58,8 @@ class VllmServer(CountingServer):
             "num_speculative_tokens": drafting.gamma,
             "draft_sample_method": drafting.sampling,
         }
+        if drafting.parallel:
+            settings["parallel_drafting"] = True
         return ["--speculative-config", json.dumps(settings)]
 
     @classmethod

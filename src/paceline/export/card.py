@@ -209,7 +209,9 @@ def plan_launch(inputs: Inputs, draft: Path) -> Launch | None:
     encodes = inputs.model.decoder_prompt is not None
     model_class = "AutoModelForSeq2SeqLM" if encodes else "AutoModelForCausalLM"
     sampling = "probabilistic" if drafting == "probabilistic" else "greedy"
-    command = config.kind.launch(served, Drafting(str(draft), gamma, sampling), model_class)
+    at_once = config.kind.drafts_at_once and inputs.model.mask_token is not None
+    drafted = Drafting(str(draft), gamma, sampling, parallel=at_once)
+    command = config.kind.launch(served, drafted, model_class)
     return Launch(command, gamma, _WORDS[drafting], measured)
 
 

@@ -243,7 +243,11 @@ class Runs:
             return
         drafting = None
         if gamma:
-            drafting = Drafting(choice.draft or config.draft, gamma, config.drafting)
+            path = choice.draft or config.draft
+            facts = inspect_model(model_directory(path)) if config.parallel else None
+            at_once = facts is not None and facts.mask_token is not None
+            at_once = at_once and choice.kind.drafts_at_once
+            drafting = Drafting(path, gamma, config.drafting, parallel=at_once)
         sizes = config.write_costs.batch_sizes if config.write_costs else (1,)
         target, length = choice.target or config.target, self._context_length()
         setup = Setup(target, drafting, length, config.dtype, batch_size=max(sizes))
@@ -383,6 +387,8 @@ def load_scored(config: ServedConfig) -> Pair:
         )
     if draft.draft_vocabulary is not None and not is_baked(served[1]):
         draft = draft.without_draft_vocabulary()
+    if not (config.parallel and choice.kind.drafts_at_once):
+        draft.mask_token = None
     return Pair(target, draft)
 
 

@@ -23,7 +23,7 @@ from paceline.models.hf.architectures import (
     num_encoder_layers,
     source_length,
 )
-from paceline.models.hf.base import named_tokens, stop_tokens
+from paceline.models.hf.base import mask_token, named_tokens, stop_tokens
 from paceline.models.hf.text_part import num_text_parameters
 from paceline.models.loading import open_model, read_tokenizer
 
@@ -54,6 +54,7 @@ class ModelFacts(NamedTuple):
     max_source_length: int | None = None
     vocab_size: int = 0
     num_parameters: int = 0
+    mask_token: int | None = None
     tokenizer: PreTrainedTokenizerBase | None = None
 
 
@@ -80,6 +81,7 @@ def inspect_model(path: str | Path) -> ModelFacts:
         max_source_length=source_length(config) if encodes else None,
         vocab_size=named_tokens(tokenizer, text.vocab_size),
         num_parameters=num_text_parameters(hf),
+        mask_token=mask_token(hf),
         tokenizer=tokenizer,
     )
 
