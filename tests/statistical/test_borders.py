@@ -20,7 +20,7 @@ from torch import Tensor
 
 from paceline.core import block as core_block
 from paceline.core import sampling as core_sampling
-from paceline.core.block import Drafted, Verified, verify, verify_block
+from paceline.core.block import Drafted, DrawPlan, Verified, verify, verify_block
 from paceline.core.rule_base import Bonus
 from paceline.core.rules import (
     Chow,
@@ -346,10 +346,12 @@ def _places_before(drafted: Drafted) -> Drafted:
     return drafted._replace(probs_BPV=probs_BPV)
 
 
-def _masks_stay(session: ModelSession, counts: Sequence[int]) -> None:
-    """Takes back less than the masks of a block."""
-    taken = [max(count - 1, 0) for count in counts]
-    session.lengths = [held - count for held, count in zip(session.lengths, taken, strict=True)]
+def _mask_for_the_newest(read: Any, drawn: Drafted, plan: DrawPlan) -> Drafted:
+    """Leaves a mask in the draft's cache in the place of the newest token."""
+    session, batch = read.__self__, len(drawn.tokens_BG)
+    session.rollback([plan.num_passes] * batch)
+    session.extend(torch.full((batch, plan.num_passes), MASK))
+    return drawn
 
 
 def test_a_place_judged_by_another_and_masks_that_stay_are_caught():
@@ -357,7 +359,8 @@ def test_a_place_judged_by_another_and_masks_that_stay_are_caught():
     assert parallel(str(Lossless()), "plain", 3) == 0
     with patch.object(block, "draw_at_once", lambda *given: _places_before(drawn(*given))):
         assert parallel(str(Lossless()), "plain", 3) >= CAUGHT
-    with patch.object(TableSession, "rollback", _masks_stay):
+    stays = lambda *given: _mask_for_the_newest(given[0], drawn(*given), given[2])  # noqa: E731
+    with patch.object(block, "draw_at_once", stays):
         assert parallel(str(Lossless()), "plain", 3, WAYS[1]) >= CAUGHT
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from paceline.data.collate import TokenRow, collate
 from paceline.errors import UsageError
-from paceline.models import HfModel, load_model
+from paceline.models import HfModel, load_model, wrap_model
 from paceline.rng import named_generator
 from paceline.train import align
 from paceline.train.parallel import (
@@ -24,7 +24,7 @@ from paceline.train.parallel import (
     place_weights,
     prepare_for_masks,
 )
-from support.models import tiny_model, tiny_pair
+from support.models import tiny_hf, tiny_model, tiny_pair, tiny_tokenizer
 from support.runs import align_config, losses, write_pair
 
 MASK = 60
@@ -97,8 +97,13 @@ def one_by_one(model: HfModel, batch: Any, places: Places) -> list[Tensor]:
     return found
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gpt2", "gemma2"])
-def test_the_packed_pass_has_the_states_and_gradients_of_a_pass_for_each_anchor(architecture: str):
+# norms of Llama and Qwen compute in float32, whatever the weights
+@pytest.mark.parametrize(
+    ("architecture", "rounding"), [("gpt2", 1e-12), ("llama", 1e-5), ("qwen3", 1e-5)]
+)
+def test_the_packed_pass_has_the_states_and_gradients_of_a_pass_for_each_anchor(
+    architecture: str, rounding: float
+):
     model, (batch, places) = float64(architecture), drawn()
     text_BTD, masks_BMD = packed_hidden(model, batch, places)
     weights = torch.randn(len(blocks_of(places)), text_BTD.shape[-1], dtype=torch.float64)
@@ -110,7 +115,9 @@ def test_the_packed_pass_has_the_states_and_gradients_of_a_pass_for_each_anchor(
     packed = gradients(model, (masks_BMD[places.real] * weights).sum())
     wanted = gradients(model, (torch.stack(alone) * weights).sum())
     for one, other in zip(packed, wanted, strict=True):
-        torch.testing.assert_close(one, other, atol=1e-9, rtol=0)
+        torch.testing.assert_close(
+            one, other, atol=rounding * max(1.0, float(other.abs().max())), rtol=0
+        )
 
 
 @pytest.mark.parametrize(
@@ -194,12 +201,11 @@ def test_efficiency_weights_are_the_derivative_of_tokens_per_block():
 
 def test_a_run_with_masks_raises_what_later_places_accept(tmp_path: Path):
     folder = write_pair(tmp_path / "pair")
-    settings = {"num_tokens": 3, "anchors": 8}
+    settings = {"num_tokens": 3, "anchors": 8, "mask_token": MASK}
     run = align(align_config(folder, tmp_path / "run", parallel=settings, num_steps=6))
     assert len(losses(run)) == 6
     made = load_model(run / "draft")
-    assert made.mask_token is not None
-    assert made.hf.config.pard_token == made.mask_token
+    assert made.mask_token == made.hf.config.pard_token == MASK
 
 
 def test_a_token_without_a_meaning_is_found_or_asked_for():
@@ -209,7 +215,7 @@ def test_a_token_without_a_meaning_is_found_or_asked_for():
     assert mask_token_of(draft, SETTINGS.model_copy(update={"mask_token": 9})) == 9
     with pytest.raises(UsageError, match=r"mask_token is 999, wanted one of 266 embeddings"):
         mask_token_of(draft, SETTINGS.model_copy(update={"mask_token": 999}))
-    wide, _ = tiny_pair(vocab_size=300)
+    wide = wrap_model(tiny_hf(vocab_size=300), tiny_tokenizer())
     assert mask_token_of(wide, SETTINGS) == 266
 
 
