@@ -246,11 +246,13 @@ class PredictedFrontier(Result):
 def analyze(config: AnalyzeConfig, progress: Progress = silent) -> PredictedFrontier:
     """Load both models, sample text, and analyze every rule on it.
 
+    A parallel draft is analyzed as it drafts token by token.
+
     Raises:
         UsageError: a model, a prompt file or the pair of tokenizers cannot be used.
     """
     checked(config)
-    pair = load_models(config, progress)
+    pair = load_models(config.model_copy(update={"parallel": False}), progress)
     marks = {name: fingerprint(getattr(config, name)) for name in ("target", "draft")}
     config, prompts = pair.prompts(config)
     return analyze_models(*pair, prompts, config, progress, marks)
