@@ -194,6 +194,13 @@ def alignment_lines(result: dict[str, Any], config: AlignConfig) -> Iterator[str
         f"acceptance {was}{after} on {result['after']['num_tokens']:,.0f} held-out tokens of the "
         f"target, temperature {config.evaluation.sampling.temperature:g}"
     )
+    at_once, alone = "parallel_block_efficiency", "block_efficiency"
+    if at_once in result["after"] and at_once in (result["before"] or {}):
+        yield (
+            f"tokens per target call at gamma {config.evaluation.gamma}: in parallel "
+            f"{result['before'][at_once]:.3f} -> {result['after'][at_once]:.3f}, token by token "
+            f"{result['before'][alone]:.3f} -> {result['after'][alone]:.3f}"
+        )
     yield (
         f"next: paceline measure --target {config.target} --draft {config.output}/draft --prompts "
         "FILE, with prompts of your users"

@@ -20,6 +20,7 @@ from paceline.data.tokens import encode_prompts
 from paceline.models.loading import tokenizer_of
 from paceline.records import atomic_write_text, read_jsonl
 from paceline.rng import named_generator
+from paceline.train.parallel import Parallel, draw_places, packed_hidden
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -145,6 +146,7 @@ class AgreementEvaluator:
         block_efficiency: tokens per target pass at `gamma`, by prefix products after a text's first
             token, which comes from the prompt's pass; absent if every text has one token. A text
             shorter than `max_new_tokens` (None: than the longest) ended with an end token.
+        parallel_block_efficiency: the same where a draft with masks proposes a block in one pass.
         expected_acceptance_low and _high, greedy_agreement_low and _high: 95% intervals over texts;
             absent with a single text.
         Paper: Zhou et al. 2023, section 3.
@@ -164,10 +166,49 @@ class AgreementEvaluator:
                 interval = self._interval(values_BT.double())
                 figures |= {f"{name}_low": interval.low, f"{name}_high": interval.high}
         if scores.drafted[-1].any():
-            budget_B = torch.tensor([self.max_new_tokens or max(self.lengths)])
-            tokens_B, blocks_B = scores.tokens_and_blocks(self.gamma, budget_B)
-            figures["block_efficiency"] = float(tokens_B.sum() / blocks_B.sum())
+            figures["block_efficiency"] = self._block_efficiency(scores)
+            if model.mask_token is not None and self.gamma > 1:
+                by_place = self._by_place(model, scores)
+                figures["parallel_block_efficiency"] = self._block_efficiency(by_place)
         return figures
+
+    def _block_efficiency(self, scores: TextScores) -> float:
+        budget_B = torch.tensor([self.max_new_tokens or max(self.lengths)])
+        tokens_B, blocks_B = scores.tokens_and_blocks(self.gamma, budget_B)
+        return float(tokens_B.sum() / blocks_B.sum())
+
+    @torch.no_grad()
+    def _by_place(self, model: HfModel, scores: TextScores) -> TextScores:
+        """With the scores of a parallel draft at each place of a block at each position."""
+        settings = Parallel(num_tokens=self.gamma, anchors=scores.mask_BT.shape[1])
+        found_2BTG = torch.zeros(2, *scores.mask_BT.shape, self.gamma)
+        found_2BTG[..., 0] = torch.stack([scores.acceptance_BT, scores.survival_BT])
+        num_rows = num_scored = 0
+        for batch in self.batches:
+            mask_BT = batch.mask_BT
+            places = draw_places(mask_BT, settings, lambda _: torch.Generator(), 0)
+            places, real_BM = places.to(mask_BT.device), places.real.to(mask_BT.device)
+            masks_KD = packed_hidden(model, batch, places)[1][real_BM]
+            index_BT = num_scored - 1 + mask_BT.flatten().cumsum(0).view_as(mask_BT)
+            columns_BM = places.columns.clamp(max=mask_BT.shape[1] - 1)
+            sources_K = index_BT.gather(1, columns_BM)[real_BM]
+            parts: list[Tensor] = []
+            for chunk in chunks(len(sources_K), _CHUNK):
+                read_C = sources_K[chunk]
+                logs = (
+                    self._log_probs(self.target, self.target_hidden_ND[read_C]),
+                    self._log_probs(model, masks_KD[chunk]),
+                )
+                p_CV, q_CV = (to_probs(logs_CV, self.sampling) for logs_CV in logs)
+                parts.append(torch.stack(score_tokens(p_CV, q_CV, self.labels_N[read_C])[:2]))
+            rows_K = real_BM.nonzero()[:, 0]
+            starts_K = places.anchors_BM[real_BM] - mask_BT.long().argmax(-1)[rows_K]
+            where = (num_rows + rows_K).cpu(), starts_K.cpu(), places.places_BM[real_BM].cpu()
+            if parts:
+                found_2BTG[:, *where] = torch.cat(parts, 1).cpu()
+            num_rows, num_scored = num_rows + len(mask_BT), num_scored + int(mask_BT.sum())
+        acceptance_BTG, survival_BTG = found_2BTG
+        return scores._replace(acceptance_BTG=acceptance_BTG, survival_BTG=survival_BTG)
 
     def _interval(self, values_BT: Tensor) -> Interval:
         """Interval of a mean of values in [0, 1]; texts are the independent units."""

@@ -9,11 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from paceline.core.sampling import SamplingParams
 from paceline.data.collate import TokenRow, collate
 from paceline.errors import UsageError
+from paceline.measure.acceptance import PairTexts, score_texts
 from paceline.models import HfModel, load_model, wrap_model
 from paceline.rng import named_generator
 from paceline.train import align
+from paceline.train.evaluation import AgreementEvaluator
 from paceline.train.parallel import (
     Parallel,
     Places,
@@ -223,3 +226,21 @@ def test_a_token_without_a_meaning_is_found_or_asked_for():
 def test_drafts_that_read_no_masks_are_refused_by_name(architecture: str):
     with pytest.raises(UsageError, match=r"is not trained with masks"):
         prepare_for_masks(tiny_model(architecture), SETTINGS, 8)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt2"])
+def test_the_evaluated_efficiency_is_that_of_sessions_that_draft_in_parallel(architecture: str):
+    target, draft = tiny_pair(architecture)
+    draft.mask_token = MASK
+    rows = [TokenRow([7, 3, 30, 12, 9, 44, 8, 51, 17, 23], 3), TokenRow([5, 9, 9, 40, 7, 9], 1)]
+    sizes = {"gamma": 3, "vocab_size": target.vocab_size, "max_new_tokens": 9}
+    sampling = SamplingParams(temperature=0.7)
+    found = AgreementEvaluator(target, rows, sampling, **sizes).evaluate(draft)
+    prompts = [list(row.tokens[: row.trained_from]) for row in rows]
+    texts = [list(row.tokens[row.trained_from :]) for row in rows]
+    of = PairTexts(target, draft, prompts, texts, sampling, max_new_tokens=9, gamma=3)
+    scores = score_texts(of)
+    tokens_B, blocks_B = scores.tokens_and_blocks(3, torch.tensor([9]))
+    wanted = float(tokens_B.sum() / blocks_B.sum())
+    assert found["parallel_block_efficiency"] == pytest.approx(wanted, abs=1e-5)
+    assert abs(found["block_efficiency"] - wanted) > 1e-4
