@@ -20,7 +20,7 @@ from torch import Tensor
 
 from paceline.core import block as core_block
 from paceline.core import sampling as core_sampling
-from paceline.core.block import Drafted, DrawPlan, Verified, verify, verify_block
+from paceline.core.block import Drafted, Verified, verify, verify_block
 from paceline.core.rule_base import Bonus
 from paceline.core.rules import (
     Chow,
@@ -32,7 +32,6 @@ from paceline.core.rules import (
 from paceline.decode import (
     AutoregressiveDecoder,
     BigLittleDecoder,
-    Confident,
     OracleCascade,
     SequenceCascade,
     SpeculativeDecoder,
@@ -40,10 +39,8 @@ from paceline.decode import (
     block,
 )
 from paceline.decode.decoder import Decoder
-from paceline.decode.draft_policies import DraftPolicy
 from paceline.decode.text import Text
 from paceline.models.contract import ModelSession
-from paceline.native.kernels import NativeBackend
 from support import exact
 from support.borders import Law, num_wrong, walk_while_sure, walk_whole, walks
 from support.broken_rules import (
@@ -68,124 +65,23 @@ from support.broken_rules import (
     UntunedAim,
     WeighsWithTwiceTheDistance,
 )
-from support.fakes import Cautious, TableModel, TableSession
-from support.rules import PYTORCH, THRESHOLDS, Pair, length, stating, table, using
-
-COUNT = 400
-CAUGHT = 4
-"""A mutant leaves at least so many paths."""
-PROMPTS = ((3, 1), (0,), (2,), (4, 4, 1))
-LOOSE: dict[str, tuple[Rule, exact.Vectors]] = {
-    str(rule): (rule, exact.near(vectors))
-    for rule, vectors in [
-        (Lossless(), exact.lossless),
-        (Lenient("linear", 0.3), exact.lenient("linear", 0.3)),
-        (Lenient("square", 0.6), exact.lenient("square", 0.6)),
-        (Lenient("exponential", 0.3), exact.lenient("exponential", 0.3)),
-        (Lossy(0.6), exact.lossy(0.6)),
-        (Lossy(0.5, 1.6), exact.lossy(0.5, 1.6)),
-        (Lossy(0.7, 0.4), exact.lossy(0.7, 0.4)),
-    ]
-}
-AT_0: dict[str, tuple[Rule, exact.Vectors]] = {
-    str(rule): (rule, lambda _p, q, p_raw, _q_raw, vectors=vectors: vectors(p_raw, q))
-    for rule, vectors in [
-        (Lenient("linear", 0.3), exact.lenient_at_0("linear", 0.3)),
-        (Lenient("square", 0.5), exact.lenient_at_0("square", 0.5)),
-        (Lenient("exponential", 0.4), exact.lenient_at_0("exponential", 0.4)),
-        (Lossy(0.6), exact.lossy_at_0(0.6)),
-        (Lossy(0.8, 1.6), exact.lossy_at_0(0.8)),
-    ]
-}
-AIMED: dict[str, tuple[Rule, exact.Aim]] = {
-    name: (stating(name, alpha), exact.AIMS[name](alpha)) for name, alpha in THRESHOLDS.items()
-}
-PLAIN = exact.Shaping()
-COOL = exact.Shaping(temperature=0.7)
-GREEDY = exact.Shaping(temperature=0)
-ALL = exact.Shaping(temperature=1.3, top_k=4, top_p=0.9, repetition_penalty=1.2)
-Shapings = tuple[exact.Shaping, exact.Shaping | None]
-"""How the target samples, and the draft; None: as the target."""
-SETTINGS: dict[str, Shapings] = {
-    "plain": (PLAIN, None),
-    "cool": (COOL, None),
-    "all": (ALL, None),
-    "greedy drafts": (PLAIN, GREEDY),
-    "other drafts": (ALL, exact.Shaping(temperature=0.6, top_p=0.8)),
-}
-MORE: dict[str, Shapings] = {
-    "top_k": (exact.Shaping(top_k=3), None),
-    "top_p": (exact.Shaping(temperature=0.7, top_p=0.85), None),
-    "penalty": (exact.Shaping(repetition_penalty=1.5), None),
-    "greedy at 0.7": (COOL, GREEDY),
-    "cold": (PLAIN, exact.Shaping(temperature=0.3)),
-    "hot": (COOL, exact.Shaping(temperature=1.5)),
-    "few": (PLAIN, exact.Shaping(top_k=2)),
-    "nucleus": (COOL, exact.Shaping(temperature=1.2, top_p=0.6)),
-    "whole under top-k": (exact.Shaping(top_k=3), PLAIN),
-    "greedy under a penalty": (exact.Shaping(repetition_penalty=1.5), GREEDY),
-}
-# the best token for the target, whatever the draft does; filters would leave it alone
-AT_TEMPERATURE_0: dict[str, Shapings] = {
-    "greedy": (GREEDY, PLAIN),
-    "greedy, penalty": (exact.Shaping(temperature=0, repetition_penalty=1.5), PLAIN),
-    "greedy, filters": (exact.Shaping(temperature=0, top_k=1, top_p=0.1), PLAIN),
-    "both greedy": (GREEDY, None),
-}
-POLICIES: dict[str, DraftPolicy] = {
-    "confident": Confident(0.4),
-    "cautious": Cautious(0.4),
-}
-# order of the models, bonus, backend, batch size
-WAYS: list[tuple[int, Bonus, Any, int | None]] = [
-    (1, "rule", PYTORCH, None),
-    (2, "target", NativeBackend(), None),
-    (1, "rule", NativeBackend(), 150),
-    (1, "target", PYTORCH, None),
-    (2, "rule", NativeBackend(), 90),
-    (1, "rule", NativeBackend(), None),
-]
-
-
-def law(
-    pair: Pair, name: str, gamma: int, bonus: Bonus = "rule", size: int | None = None
-) -> tuple[Rule, Law]:
-    """A rule by its name, and what its text follows."""
-    aim = None
-    if name in AIMED:
-        rule, aim = AIMED[name]
-        vectors = exact.aimed_vectors(aim)
-    else:
-        at_0 = pair.shaping.temperature == 0
-        rule, vectors = (AT_0 if at_0 else LOOSE)[name]
-    stated = Law(
-        pair.exact,
-        vectors,
-        gamma,
-        size or length(gamma),
-        aim if bonus == "rule" else None,
-        first_from_target=rule.exact or bonus == "target",
-    )
-    return rule, stated
-
-
-def wrong(
-    pair: Pair,
-    rule: Rule,
-    stated: Law,
-    bonus: Bonus = "rule",
-    batch_size: int | None = None,
-    kind: type[SpeculativeDecoder] = SpeculativeDecoder,
-    prompts: Sequence[tuple[int, ...]] = PROMPTS,
-) -> int:
-    decoder = kind(
-        *(pair.target, pair.draft, rule, stated.gamma, pair.sampling),
-        policy=stated.policy,
-        draft_sampling=pair.draft_sampling,
-        bonus=bonus,
-    )
-    return num_wrong(decoder, walks(stated, prompts, COUNT), batch_size)
-
+from support.fakes import TableModel, TableSession
+from support.laws import (
+    AIMED,
+    AT_0,
+    AT_TEMPERATURE_0,
+    CAUGHT,
+    COUNT,
+    LOOSE,
+    MORE,
+    POLICIES,
+    PROMPTS,
+    SETTINGS,
+    WAYS,
+    law,
+    wrong,
+)
+from support.rules import Pair, length, table, using
 
 CASES = [
     # block lengths by turns too: 7 of them beside 5 settings and 6 ways
@@ -289,80 +185,6 @@ def test_a_rule_that_reads_an_emptied_draft_beside_others_is_caught(name: str):
 
     with patch.object(block, "verify_block", mutant):
         assert at_the_border(name) >= CAUGHT
-
-
-# Parallel drafts: what the draft has read behind the text are masks
-
-MASK = 4
-
-
-def parallel(
-    name: str,
-    setting: str,
-    gamma: int,
-    way: tuple[int, Bonus, Any, int | None] = WAYS[0],
-    policy: DraftPolicy | None = None,
-) -> int:
-    order, bonus, backend, batch_size = way
-    pair = Pair(order, *(SETTINGS | MORE | AT_TEMPERATURE_0)[setting])
-    pair.draft.mask_token = MASK
-    rule, stated = law(pair, name, gamma, bonus)
-    stated = replace(stated, mask=MASK, policy=policy or stated.policy)
-    with using(backend):
-        return wrong(pair, rule, stated, bonus, batch_size)
-
-
-@pytest.mark.parametrize(
-    ("name", "setting", "gamma", "way"),
-    [
-        (*case, gamma, way)
-        for case, gamma, way in zip(
-            [
-                *product([*LOOSE, *AIMED], ["plain", "cool", "greedy drafts", "nucleus"]),
-                *product(AT_0, ["greedy"]),
-            ],
-            cycle((1, 2, 3, 2, 4)),
-            cycle(WAYS),
-            strict=False,
-        )
-    ],
-)
-def test_a_block_of_one_pass_follows_the_rule_too(
-    name: str, setting: str, gamma: int, way: tuple[int, Bonus, Any, int | None]
-):
-    assert parallel(name, setting, gamma, way) == 0
-
-
-@pytest.mark.parametrize("name", [str(Lossless()), "chow", "token_v3"])
-@pytest.mark.parametrize("policy", POLICIES)
-def test_a_policy_cuts_a_block_of_one_pass(name: str, policy: str):
-    assert parallel(name, "cool", 4, policy=POLICIES[policy]) == 0
-
-
-def _places_before(drafted: Drafted) -> Drafted:
-    """Judges each token by the distribution of the place before."""
-    assert drafted.probs_BPV is not None
-    probs_BPV = torch.cat([drafted.probs_BPV[:, :1], drafted.probs_BPV[:, :-1]], 1)
-    return drafted._replace(probs_BPV=probs_BPV)
-
-
-def _mask_for_the_newest(read: Any, drawn: Drafted, plan: DrawPlan) -> Drafted:
-    """Leaves a mask in the draft's cache in the place of the newest token."""
-    session, batch = read.__self__, len(drawn.tokens_BG)
-    session.rollback([plan.num_passes] * batch)
-    session.extend(torch.full((batch, plan.num_passes), MASK))
-    return drawn
-
-
-def test_a_place_judged_by_another_and_masks_that_stay_are_caught():
-    drawn = block.draw_at_once
-    assert parallel(str(Lossless()), "plain", 3) == 0
-    with patch.object(block, "draw_at_once", lambda *given: _places_before(drawn(*given))):
-        assert parallel(str(Lossless()), "plain", 3) >= CAUGHT
-    stays = lambda *given: _mask_for_the_newest(given[0], drawn(*given), given[2])  # noqa: E731
-    with patch.object(block, "draw_at_once", stays):
-        # in a batch, rows read their last tokens again beside one that accepted more
-        assert parallel(str(Lossless()), "plain", 3, (2, "rule", PYTORCH, 1)) >= CAUGHT
 
 
 # Cascades that verify nothing

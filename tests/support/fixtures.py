@@ -21,6 +21,9 @@ from paceline.processes import keep_freed_memory
 from support.models import tiny_hf, tiny_pair, tiny_tokenizer
 
 
+input_checks.busy_processors = lambda: 0  # other tests compute beside each
+
+
 def pytest_sessionstart(session: pytest.Session) -> None:
     """A cache outside of the user's, before test modules are imported: some compile.
 
@@ -52,12 +55,6 @@ def pytest_collection_finish() -> None:
     gc.freeze()
     gc.set_threshold(10_000, 10, 10)
     keep_freed_memory()  # as the program does: page faults took as long as many computations
-
-
-@pytest.fixture(autouse=True)
-def an_idle_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other tests compute beside each test."""
-    monkeypatch.setattr(input_checks, "busy_processors", lambda: 0)
 
 
 @pytest.fixture(autouse=True)

@@ -60,7 +60,8 @@ class SpeculativeDecoder(Decoder):
     with these settings, one-hot at temperature 0; lossless rules stay lossless for any setting.
     The repetition penalty of `sampling` applies to both models.
 
-    Paper: Zhou et al. 2023, algorithm A.1; Narasimhan et al. 2024, algorithm 4; An et al. 2025.
+    Paper: Zhou et al. 2023, algorithm A.1; Narasimhan et al. 2024, algorithm 4; An et al. 2025,
+    section 3.
     """
 
     drafts_at_once = True

@@ -31,13 +31,7 @@ from paceline.core.text_scores import score_tokens
 from paceline.core.top_k_tail import TopScores, among
 from paceline.native.kernels import can_differentiate, losses_and_slopes
 from paceline.train.objectives import Compared, native_terms, policies_of, token_losses
-from paceline.train.parallel import (
-    Parallel,
-    Places,
-    among_trained,
-    packed_hidden,
-    place_weights,
-)
+from paceline.train.parallel import among_trained, packed_hidden, place_weights
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -48,6 +42,7 @@ if TYPE_CHECKING:
     from paceline.models.hf.base import HfModel
     from paceline.native.structures import Term
     from paceline.train.objectives import AddUp, Objective, Policy
+    from paceline.train.parallel import BlockPlaces, Parallel, Places
 
 _PART = 2048  # rows of the head that are cast at a time for the loss in C
 SMALLEST, _LARGEST = 256, 8192
@@ -113,28 +108,18 @@ class DraftLoss(nn.Module):
             torch.autocast, batch.tokens_BT.device.type, torch.bfloat16, enabled=self.autocast
         )
         trained = batch.mask_BT.nonzero(as_tuple=True)  # waits for the GPU, so before the pass
-        masks_KD = None
+        blocks = None
         with autocast():
-            if places is None:
+            if places is None or plan.parallel is None:
                 hidden_ND = self.draft.hidden(batch)[trained]
             else:
+                blocks = among_trained(places, batch.mask_BT, weights_BT, plan.parallel)
                 hidden_BTD, masks_BMD = packed_hidden(self.draft, batch, places)
-                hidden_ND, masks_KD = hidden_BTD[trained], masks_BMD[places.real]
-        target_hidden_ND, normalisers_N = scored()
-        labels_N, weights_N = batch.labels_BT[trained], weights_BT[trained]
-        top_N = batch.top
-        blocks = None
-        if places is not None and masks_KD is not None and plan.parallel is not None:
-            blocks = among_trained(places, batch.mask_BT, weights_BT, plan.parallel)
-            hidden_ND = torch.cat([hidden_ND, masks_KD])
-            order_X = torch.cat([torch.arange(len(labels_N)).to(labels_N), blocks.sources_K])
-            labels_N, weights_N = labels_N[order_X], torch.cat([weights_N, blocks.weights_K])
-            target_hidden_ND, normalisers_N = (
-                None if each is None else each[order_X]
-                for each in (target_hidden_ND, normalisers_N)
-            )
-            uniforms = [None if each is None else each[order_X.cpu()] for each in uniforms]
-            top_N = None if top_N is None else TopScores(*(each[order_X] for each in top_N))
+                hidden_ND = torch.cat([hidden_BTD[trained], masks_BMD[places.real]])
+        given = Given(*scored(), batch.labels_BT[trained], weights_BT[trained], batch.top, uniforms)
+        if blocks is not None:
+            given = given.with_masks(blocks)
+        target_hidden_ND, normalisers_N, labels_N, weights_N, top_N, uniforms = given
         reads_target = all(term.reads_target for term in plan.terms)
         draft_head = self.draft.head if reads_target else self.draft.plain_head
         target_head = None if self.target is None else self.target.head
@@ -162,9 +147,7 @@ class DraftLoss(nn.Module):
             self.chunk_size = size
             if blocks is not None and plan.parallel is not None:
                 scores = partial(loss.scores, hidden_ND, known_N, size)
-                of_places_K = place_weights(plan.parallel, blocks, scores)
-                weights_N = weights_N.clone()
-                weights_N[len(weights_N) - len(of_places_K) :] *= of_places_K
+                weights_N = blocks.weighted(weights_N, place_weights(plan.parallel, blocks, scores))
                 loss = loss._replace(weights_N=weights_N)
             inputs = hidden_ND, draft_head
             sizes = {"chunk_size": size, "vocab_size": vocab_size}
@@ -180,6 +163,35 @@ class DraftLoss(nn.Module):
             )
             loss = loss._replace(policies=policies_of(plan.terms, uniforms, seen, self.add_up))
             return chunked_loss(*inputs, loss.by_autograd, weights_N, **sizes)
+
+
+class Given(NamedTuple):
+    """What is compared with the draft at the trained positions; None where it is not needed."""
+
+    target_hidden_ND: Tensor | None
+    normalisers_N: Tensor | None
+    labels_N: Tensor
+    weights_N: Tensor
+    top_N: TopScores | None
+    uniforms: Sequence[Tensor | None]  # of each term, [N, K]
+
+    def with_masks(self, blocks: BlockPlaces) -> Given:
+        """Behind the positions the masks, each with what is given where the text predicts it."""
+        sources_K = blocks.sources_K
+        order_X = torch.cat([torch.arange(len(self.labels_N)).to(sources_K), sources_K])
+
+        def there(values: Tensor | None) -> Tensor | None:
+            return None if values is None else values[order_X.to(values.device)]
+
+        top_N = self.top_N
+        return Given(
+            there(self.target_hidden_ND),
+            there(self.normalisers_N),
+            self.labels_N[order_X],
+            torch.cat([self.weights_N, blocks.weights_K]),
+            None if top_N is None else TopScores(*(values[order_X] for values in top_N)),
+            list(map(there, self.uniforms)),
+        )
 
 
 class ChunkLoss(NamedTuple):
@@ -200,7 +212,9 @@ class ChunkLoss(NamedTuple):
     policies: Sequence[Policy | None] = ()  # of each term
 
     @torch.no_grad()
-    def scores(self, hidden_ND: Tensor, known_N: Tensor, size: int) -> tuple[Tensor, ...]:
+    def scores(
+        self, hidden_ND: Tensor, known_N: Tensor, size: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Acceptance, survival and the target's probability of each label, [N] each.
 
         Labels that are not among the compared tokens (`known_N`) do not survive.
@@ -216,7 +230,8 @@ class ChunkLoss(NamedTuple):
             survival_C = survival_C * known_N[rows]
             confidence_C = p_CV.gather(-1, labels_C1)[:, 0] * known_N[rows]
             found.append(torch.stack([acceptance_C, survival_C, confidence_C]))
-        return torch.cat(found, 1).unbind()
+        acceptance_N, survival_N, confidence_N = torch.cat(found, 1)
+        return acceptance_N, survival_N, confidence_N
 
     def by_autograd(self, hidden_CD: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
         """Losses and gradient of any objective."""

@@ -156,6 +156,11 @@ class BlockPlaces(NamedTuple):
     tables_AG: Tensor
     of_table_K: Tensor
 
+    def weighted(self, weights_X: Tensor, of_places_K: Tensor) -> Tensor:
+        """The weights of positions and masks, with those of the masks' places."""
+        text_N, masks_K = weights_X.split([len(weights_X) - len(of_places_K), len(of_places_K)])
+        return torch.cat([text_N, masks_K * of_places_K])
+
 
 def among_trained(
     places: Places, mask_BT: Tensor, weights_BT: Tensor, settings: Parallel
@@ -197,7 +202,8 @@ def place_weights(
 
         prod_{i<j} survival_i (1 + a_{j+1} + a_{j+1} a_{j+2} + ...)
 
-    Paper: ours. `confidence`: An et al. 2026, the product of p(y) before the place.
+    `confidence` is the product of p(y) before the place, as in An et al. 2026.
+    Paper: ours.
     """
     if settings.weighting == "constant":
         return torch.ones_like(blocks.weights_K)
@@ -243,7 +249,8 @@ def mask_token_of(draft: HfModel, settings: Parallel) -> int:
     Raises:
         UsageError: every embedding is one of a token with a meaning.
     """
-    rows = len(draft.hf.get_input_embeddings().weight)
+    embeddings: Any = draft.hf.get_input_embeddings()
+    rows = len(embeddings.weight)
     for token in (settings.mask_token, draft.mask_token):
         if token is not None:
             if token >= rows:
@@ -253,7 +260,7 @@ def mask_token_of(draft: HfModel, settings: Parallel) -> int:
             return token
     if rows > draft.vocab_size:
         return draft.vocab_size  # the first row of padding
-    known = draft.tokenizer
+    known: Any = draft.tokenizer
     stops = set(draft.eos_token_ids)
     if known is not None:
         stops |= {known.bos_token_id, known.eos_token_id, known.pad_token_id, known.unk_token_id}

@@ -218,7 +218,8 @@ def stop_tokens(hf: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) 
 
 def mask_token(hf: PreTrainedModel) -> int | None:
     """The token of parallel drafting, by the names that vLLM reads; raises ModelLoadError."""
-    text_config, rows = hf.config.get_text_config(), len(hf.get_input_embeddings().weight)
+    embeddings: Any = hf.get_input_embeddings()
+    text_config, rows = hf.config.get_text_config(), len(embeddings.weight)
     for name in ("pard_token", "ptd_token_id"):
         token = getattr(hf.config, name, getattr(text_config, name, None))
         if token is None:
