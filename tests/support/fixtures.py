@@ -20,7 +20,6 @@ from paceline.models import CausalModel
 from paceline.processes import keep_freed_memory
 from support.models import tiny_hf, tiny_pair, tiny_tokenizer
 
-
 input_checks.busy_processors = lambda: 0  # other tests compute beside each
 
 
