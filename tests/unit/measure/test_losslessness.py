@@ -274,8 +274,13 @@ MUTANTS: dict[str, tuple[str, Callable[[Any], Any]]] = {
 }
 
 
-@pytest.mark.parametrize("mutant", MUTANTS)
-@pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(temperature=0.7, top_p=0.9)])
+@pytest.mark.parametrize(
+    ("mutant", "sampling"),
+    [
+        *((mutant, SamplingParams()) for mutant in MUTANTS),
+        ("window", SamplingParams(temperature=0.7, top_p=0.9)),
+    ],
+)
 def test_a_target_whose_sessions_are_wrong_fails_although_it_agrees_with_itself(
     mutant: str, sampling: SamplingParams
 ):
@@ -294,8 +299,10 @@ def test_a_target_whose_sessions_are_wrong_fails_although_it_agrees_with_itself(
     assert not found.passed
 
 
-@pytest.mark.parametrize("kind", ["llama", "mistral", "gpt2", "t5", "bart"])
-@pytest.mark.parametrize("penalty", [1.0, 1.3])
+@pytest.mark.parametrize(
+    ("kind", "penalty"),
+    [("llama", 1.3), ("mistral", 1.0), ("gpt2", 1.3), ("t5", 1.0), ("bart", 1.3)],
+)
 def test_right_sessions_pass(kind: str, penalty: float):
     """n of at most 88 tokens in 4 cells; each fails once in 10,000 seeds."""
     model, draft = (wrap_model(tiny_hf(kind, seed=seed)) for seed in (0, 1))
@@ -314,9 +321,12 @@ def test_right_sessions_pass(kind: str, penalty: float):
         ("llama", {"suppress_tokens": [3, 9], "bad_words_ids": [[5]]}),
         ("llama", {"repetition_penalty": 1.5, "no_repeat_ngram_size": 2, "num_beams": 3}),
         ("llama", {"bad_words_ids": [[5], [6, 7]], "temperature": 0.1, "do_sample": True}),
-        ("llama", {"return_dict_in_generate": True, "output_scores": True}),
         ("llama", {"prompt_lookup_num_tokens": 3, "cache_implementation": "static"}),
-        ("llama", {"num_return_sequences": 3, "do_sample": True}),
+        (
+            "llama",
+            {"num_return_sequences": 3, "do_sample": True, "return_dict_in_generate": True}
+            | {"output_scores": True},
+        ),
         ("t5", {"suppress_tokens": [3, 9]}),
         ("bart", {"forced_bos_token_id": 6, "forced_eos_token_id": 2, "num_beams": 4}),
         ("bart", {"min_length": 9, "forced_eos_token_id": 2, "no_repeat_ngram_size": 3}),
