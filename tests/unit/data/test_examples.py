@@ -184,6 +184,8 @@ def test_scores_come_in_the_order_of_the_prompts():
     together = score(prompts, texts)
     for row, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
         alone = score([prompt], [text])
-        for whole, own in zip(together, alone, strict=True):
+        for whole, own in zip(together[:6], alone[:6], strict=True):
+            assert whole is not None
+            assert own is not None
             assert torch.allclose(whole[row, : len(text)].double(), own[0].double(), atol=1e-6)
             assert not whole[row, len(text) :].any()
