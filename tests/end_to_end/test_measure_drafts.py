@@ -22,7 +22,7 @@ from paceline.results.row import Row, read_rows
 from support.engines import Answer, llamacpp_routes, serving
 from support.models import tiny_hf, tiny_tokenizer
 from support.runs import write_pair
-from support.texts import Run, refused
+from support.texts import Run, refused, sets, succeeded
 
 FEW = {
     "num_prompts": 7,
@@ -266,3 +266,26 @@ def test_a_server_that_ends_is_one_line_with_its_last_words(
     assert (code, out) == (3, "")
     line = err.strip().splitlines()[-1]
     assert all(part in line for part in said.split(" ... ")), line
+
+
+def test_a_draft_with_a_mask_is_measured_and_verified_both_ways(run: Run, tmp_path: Path):
+    """The same weights: other tokens per call, and costs of its own beside an ordinary draft."""
+    folder = write_pair(tmp_path / "pair")
+    shutil.copytree(folder / "draft", folder / "masked")
+    config = json.loads((folder / "draft/config.json").read_text()) | {"pard_token": 9}
+    (folder / "masked/config.json").write_text(json.dumps(config))
+    given = ("--target", folder / "target", "--prompts", folder / "corpus.jsonl")
+    few = sets(num_prompts=4, max_prompt_tokens=6, max_new_tokens=8)
+    costs = sets(gammas="[3]", pass_repeats=6, timed_prompts=0)
+    several = ("--draft", folder / "masked", "--draft", folder / "draft", "--json")
+    calls: list[list[float]] = []
+    for parallel in ("true", "false", "true"):
+        _, out, _ = run("measure", *given, *several, *few, *costs, *sets(parallel=parallel))
+        found = json.loads(out)["measurements"]
+        calls.append([sum(one["rows"][1]["sums"]["calls"]) for one in found])
+        drafting = {one["rows"][1]["totals"]["block_s"] for one in found}
+        assert len(drafting) == (1 if parallel == "false" else 2)
+        more = sets(max_prompt_tokens=6, max_new_tokens=24, parallel=parallel)
+        succeeded(run, "verify", *given, *several[:2], *more)
+    assert calls[0] == calls[2]
+    assert calls[0][0] != calls[0][1] == calls[1][0] == calls[1][1]

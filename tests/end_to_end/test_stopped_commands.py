@@ -106,6 +106,7 @@ parts:
   - &align {<<: [*pair, *steps], data: *held_out, evaluation: *evaluation,
       fixed_fraction: 0.4, draft_fraction: 0.5, loss_vocabulary: {frequent: 20, drawn: 6},
       target_rounds: {rows: 8, uses: 2, train_prompts: true},
+      parallel: {num_tokens: 3, anchors: 4, kept: 0.5, mask_token: 9},
       finish: {objective: negative_log_acceptance, begin: 0.5}}
   - &prompts {target: pair/target, prompts: pair/questions.jsonl, dtype: float32, shard_size: 2,
       temperatures: [0, 1], max_prompt_tokens: 20, max_new_tokens: 8}
@@ -113,6 +114,7 @@ parts:
 pretrain: [{model: pair/draft, data: {train: pair/corpus.jsonl}, <<: *steps}, 0.5]
 align: [*align, 0.15, 0.25, 0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.95]
 align t5: [{<<: *align, target: t5/target, draft: t5/draft, target_rounds: {rows: 8, uses: 2},
+  parallel: null,
   data: {train: pair/questions.jsonl, held_out: pair/questions.jsonl}}, 0.3, 0.6]
 generate-data: [*prompts, 0.2, 0.5, 0.8]
 generate-data served: [{<<: *prompts, shard_size: 5,

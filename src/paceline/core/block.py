@@ -204,7 +204,7 @@ def draw_at_once(
     token. The proof that verification is lossless asks for no more than that token j was drawn from
     q_j; acceptance falls with j, as q_j is a marginal over the tokens before it.
 
-    Paper: An et al. 2025, section 3.
+    Paper: An et al. 2025, arXiv 2504.18583.
     """
     masks = unread_BN.new_full((len(unread_BN), plan.num_passes - 1), plan.mask or 0)
     logits_BPV = read(torch.cat([unread_BN, masks], 1))[:, -plan.num_passes :]

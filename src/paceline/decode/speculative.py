@@ -61,7 +61,7 @@ class SpeculativeDecoder(Decoder):
     The repetition penalty of `sampling` applies to both models.
 
     Paper: Zhou et al. 2023, algorithm A.1; Narasimhan et al. 2024, algorithm 4; An et al. 2025,
-    section 3.
+    arXiv 2504.18583.
     """
 
     drafts_at_once = True

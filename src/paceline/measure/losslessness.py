@@ -305,7 +305,7 @@ def verify_losslessness(config: VerifyConfig, progress: Progress = silent) -> Lo
     checked(config)
     target = load_model(config.target, dtype=config.dtype, device=config.device)
     tokenizer_of(target, config.target)
-    draft = load_beside(target, config.draft, config.device)
+    draft = load_beside(target, config.draft, config.device, parallel=config.parallel)
     config, prompts = Pair(target, draft).prompts(config)
     ready = prepare_for_decoding(draft, config.draft_weights)
     served = prepare_for_decoding(target)

@@ -235,6 +235,7 @@ def _shape(draft: HfModel, path: str) -> object:
     return (
         tuple((name, tuple(weight.shape)) for name, weight in weights),
         None if proposed is None else len(proposed),
+        draft.mask_token is None,
     )
 
 

@@ -262,11 +262,9 @@ def load_models(
         target = load_model(config.target, dtype=config.dtype, device=config.device)
         tokenizer_of(target, config.target)
     progress("loading", 1, 2)
-    draft = load_beside(target, config.draft, config.device)
+    draft = load_beside(target, config.draft, config.device, parallel=config.parallel)
     if full_vocabulary:
         draft = draft.without_draft_vocabulary()
-    if not config.parallel:
-        draft.mask_token = None
     ready = prepare_for_decoding(draft, config.draft_weights)
     pair = Pair(prepare_for_decoding(target), ready)
     progress("loading", 2, 2)
@@ -281,14 +279,19 @@ def trained_acceptance(draft: str) -> float:
     return after.get("expected_acceptance", math.nan)
 
 
-def load_beside(target: HfModel, path: str | Path, device: str = "auto") -> HfModel:
+def load_beside(
+    target: HfModel, path: str | Path, device: str = "auto", *, parallel: bool = True
+) -> HfModel:
     """Load a model in the target's number format, on its device if `device` is "auto".
 
-    A draft is not spread over several GPUs, even if the target is.
+    A draft is not spread over several GPUs, even if the target is. `parallel`: one with a mask
+    token proposes a block in one pass.
     """
     device = str(target.device) if device == "auto" else device
     model = load_model(path, dtype=target.dtype, device=device)
     check_same_vocabulary(target, model)
+    if not parallel:
+        model.mask_token = None
     return model
 
 

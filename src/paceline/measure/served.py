@@ -244,9 +244,8 @@ class Runs:
         drafting = None
         if gamma:
             path = choice.draft or config.draft
-            facts = inspect_model(model_directory(path)) if config.parallel else None
-            at_once = facts is not None and facts.mask_token is not None
-            at_once = at_once and choice.kind.drafts_at_once
+            mask = inspect_model(model_directory(path)).mask_token
+            at_once = config.parallel and choice.kind.drafts_at_once and mask is not None
             drafting = Drafting(path, gamma, config.drafting, parallel=at_once)
         sizes = config.write_costs.batch_sizes if config.write_costs else (1,)
         target, length = choice.target or config.target, self._context_length()
@@ -379,7 +378,8 @@ def load_scored(config: ServedConfig) -> Pair:
     if choice.kind.in_process:  # with the scored models
         paths = served
     target = load_model(paths[0], dtype=config.dtype, device=config.device)
-    draft = load_beside(target, paths[1], config.device)
+    at_once = config.parallel and choice.kind.drafts_at_once
+    draft = load_beside(target, paths[1], config.device, parallel=at_once)
     if target.decoder_prompt is not None:
         raise UsageError(
             f"{config.target} is an encoder-decoder, which {choice.engine} cannot serve with a "
@@ -387,8 +387,6 @@ def load_scored(config: ServedConfig) -> Pair:
         )
     if draft.draft_vocabulary is not None and not is_baked(served[1]):
         draft = draft.without_draft_vocabulary()
-    if not (config.parallel and choice.kind.drafts_at_once):
-        draft.mask_token = None
     return Pair(target, draft)
 
 

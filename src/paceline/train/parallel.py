@@ -42,7 +42,7 @@ class Parallel(StrictModel):
         num_tokens: Tokens of a block, the one behind the newest token included.
         anchors: Newest tokens that are drawn in each text; fewer where it is short.
         kept: Probability that an anchor keeps its next mask, after the first: fewer masks in each
-            pass, the same mean gradient (An et al. 2025, section 3.3).
+            pass, the same mean gradient (dropped places of An et al. 2025).
         weighting: Weights of the places of a block: all 1; `decay` to the power of the place; the
             target's probability of the tokens before (An et al. 2026); or the derivative of tokens
             per target call, the probability that a place is reached times what it opens.

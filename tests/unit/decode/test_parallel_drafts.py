@@ -29,7 +29,7 @@ def pair(architecture: str, **overrides: Any) -> tuple[HfModel, HfModel]:
     """A pair whose draft proposes in parallel."""
     target, draft = tiny_pair(architecture, **overrides)
     draft.hf.config.pard_token = MASK
-    return target, draft.rewrap(draft.hf)
+    return target, wrap_model(draft.hf, draft.tokenizer)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -202,7 +202,7 @@ def test_efficiency_weights_are_the_derivative_of_tokens_per_block():
     torch.testing.assert_close(found.double(), slopes_X[5:])
 
 
-def test_a_run_with_masks_raises_what_later_places_accept(tmp_path: Path):
+def test_a_run_leaves_a_draft_that_names_its_mask(tmp_path: Path):
     folder = write_pair(tmp_path / "pair")
     settings = {"num_tokens": 3, "anchors": 8, "mask_token": MASK}
     run = align(align_config(folder, tmp_path / "run", parallel=settings, num_steps=6))

@@ -146,9 +146,9 @@ class HfModel(ABC):
         """Logits of transformers without a cache, padding columns included, [B, T, V]."""
 
     def rewrap(self, hf: PreTrainedModel, draft_vocabulary: Tensor | None = None) -> Self:
-        """Another model of the same kind, with this tokenizer."""
+        """Another model of the same kind, with this tokenizer and mask token."""
         model = type(self)(hf, self.tokenizer, draft_vocabulary, self.decoder_prompt)
-        model.sessions = self.sessions
+        model.sessions, model.mask_token = self.sessions, self.mask_token
         return model
 
     def decoding_with(self, decoder: ForwardPass, start: StartSession | None = None) -> Self:
