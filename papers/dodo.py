@@ -15,6 +15,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from doit.dependency import JsonDB
+
+from paceline.records import atomic_write_text
 from papers.rows import gather
 from papers.statistics import NAMES, PAPERS
 
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
 GARDEN = int(os.environ.get("GARDEN", "3"))
 ROOT = Path("runs/papers")
 FOLDER = ROOT / f"garden-{GARDEN}"
-DOIT_CONFIG = {"backend": "sqlite3", "dep_file": "runs/papers/doit.db", "verbosity": 2}
+DOIT_CONFIG = {"backend": "kept", "dep_file": "runs/papers/doit.json", "verbosity": 2}
 TASKS = ("spelling", "sums")
 NUM_DRAWS = {"spelling": 8, "sums": 12, "faster_cascades": 10, "direct_alignment": 8}
 PACELINE = str(Path(sys.executable).parent / "paceline")
@@ -33,6 +36,18 @@ SHARED = [PAPERS / name for name in ("garden.py", "spelling.py", "tuning.py")]
 START = "--layers 0,1,2,29 --set hidden_size=288 --set intermediate_size=1024 --set num_heads=6"
 START += " --set num_key_value_heads=2 --vocabulary 12288"
 PACKAGES = ("torch", "transformers", "numpy", "datasets", "pandas")
+
+
+class KeptDB(JsonDB):
+    """Which parts are done. doit's own are written when all parts are, and lost if it is killed."""
+
+    def set(self, task_id: str, dependency: str, value: Any) -> None:
+        super().set(task_id, dependency, value)
+        if dependency == "deps:":  # the last value of a part
+            self.dump()
+
+    def dump(self) -> None:
+        atomic_write_text(Path(self.name), self.codec.encode(self._db))
 
 
 def target_of(task: str) -> Path:

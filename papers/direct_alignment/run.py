@@ -123,7 +123,6 @@ class Draw:
             "max_completion_tokens": 64,
             "mean": "token",
             "optimizer": OPTIMIZER | {"learning_rate": rate},
-            "checkpoints": {"every_seconds": 600, "keep": 1},
             "seed": self.seed,
         }
         align(validate(AlignConfig, settings | ARMS[arm]), resume=True)

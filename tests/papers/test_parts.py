@@ -12,6 +12,8 @@ import pandas as pd
 import papers.distillspec.run as distillspec
 import papers.faster_cascades.run as cascades
 import pytest
+from doit.dependency import Dependency
+from doit.task import Task
 from papers.spelling import Spelling, plain
 
 from papers import dodo, garden, readme, rows, statistics
@@ -177,3 +179,13 @@ def test_no_test_number_is_trained_on():
     train, test = ({example.record.text for example in part} for part in parts)
     assert not train & test
     assert Spelling().examples("test", 10, 5) == Spelling().examples("test", 20, 5)[:10]
+
+
+def test_a_part_that_is_done_is_known_if_the_run_is_killed_after_it(tmp_path: Path):
+    (needed := tmp_path / "needed").write_text("text")
+    part = Task("part", None, file_dep=[str(needed)])
+    state = tmp_path / "doit.json"
+    Dependency(dodo.KeptDB, str(state)).save_success(part)  # and it is never closed
+    assert Dependency(dodo.KeptDB, str(state)).get_status(part, {}).status == "up-to-date"
+    needed.write_text("other text")
+    assert Dependency(dodo.KeptDB, str(state)).get_status(part, {}).status == "run"
