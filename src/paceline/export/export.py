@@ -131,10 +131,16 @@ def notes_of(inputs: Inputs, launch: Launch | None) -> Iterator[str]:
     if launch is not None and not config.kind.loads(inputs.served_target):
         kind = "a GGUF file" if config.kind.loads_gguf else "a directory"
         yield f"{config.to} needs the target as {kind}: export it too, and name it as served_target"
-    if inputs.model.mask_token is not None and not config.kind.drafts_at_once:
+    mask = inputs.model.mask_token
+    if mask is not None and not config.kind.drafts_at_once:
         yield (
             f"the draft proposes a block in one pass, and {config.to} has no parallel drafting: it "
             "drafts token by token; measure that with --set parallel=false"
+        )
+    elif mask is not None and launch is not None:
+        yield (
+            f"for TensorRT-LLM: PARDDecodingConfig(max_draft_len={launch.gamma}, "
+            f"speculative_model={str(config.out)!r}, mask_token_id={mask})"
         )
     limit = inputs.model.draft_vocabulary
     if limit is not None and config.draft_vocabulary == "keep":

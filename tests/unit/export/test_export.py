@@ -1,6 +1,7 @@
 """An export is the draft itself as an engine asks for it; its command serves what was measured."""
 
 import json
+import re
 import shlex
 import shutil
 from pathlib import Path
@@ -451,3 +452,16 @@ def test_a_measurement_of_another_draft_is_refused(folder: Path, tmp_path: Path)
     path.write_text("{}")
     with pytest.raises(ConfigError, match="is not what `paceline measure --json` writes"):
         command(folder, tmp_path / "v", "vllm", measurement=str(path))
+
+
+def test_a_parallel_draft_is_served_as_one_where_the_engine_can(tmp_path: Path):
+    folder = models(tmp_path)
+    config = folder / "draft" / "config.json"  # the layout of amd/PARD-Qwen3-0.6B
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"pard_token": 7}))
+    vllm = run(folder, "vllm", out=tmp_path / "v", num_speculative_tokens=6)
+    given = json.loads(shlex.split(vllm.command or "")[-1])
+    assert (given["parallel_drafting"], given["num_speculative_tokens"]) == (True, 6)
+    assert json.loads((tmp_path / "v" / "config.json").read_text())["pard_token"] == 7
+    assert re.search(r"PARDDecodingConfig\(max_draft_len=6, .*mask_token_id=7\)", str(vllm.notes))
+    sglang = run(folder, "sglang", out=tmp_path / "s")
+    assert "sglang has no parallel drafting" in str(sglang.notes)
