@@ -285,6 +285,8 @@ def test_a_draft_with_a_mask_is_measured_and_verified_both_ways(run: Run, tmp_pa
         calls.append([sum(one["rows"][1]["sums"]["calls"]) for one in found])
         drafting = {one["rows"][1]["totals"]["block_s"] for one in found}
         assert len(drafting) == (1 if parallel == "false" else 2)
+        whole, of_gamma = (row["setting"]["parameter_ratio"] for row in found[0]["rows"][:2])
+        assert of_gamma == (whole if parallel == "false" else whole / 3), "one pass, for MBSU"
         more = sets(max_prompt_tokens=6, max_new_tokens=24, parallel=parallel)
         succeeded(run, "verify", *given, *several[:2], *more)
     assert calls[0] == calls[2]

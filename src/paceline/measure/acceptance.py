@@ -292,7 +292,10 @@ def rows_of_texts(
         tokens_B, blocks_B = scores.tokens_and_blocks(gamma, budget_B)
         blocks = {"emitted": rounded(tokens_B), "calls": rounded(blocks_B)}
         drafted = float(scores.drafted_tokens(gamma, budget_B).sum() / blocks_B.sum())
-        of_gamma = rows[0].extended({}, {"drafted_per_block": drafted}, gamma=gamma)
+        setting: dict[str, float] = {"gamma": gamma}
+        if scores.acceptance_BTG is not None:  # one pass drafts the block
+            setting["parameter_ratio"] = float(rows[0].setting["parameter_ratio"]) / gamma
+        of_gamma = rows[0].extended({}, {"drafted_per_block": drafted}, **setting)
         rows.append(of_gamma.model_copy(update={"sums": sums | blocks}))
     return rows
 
