@@ -2,7 +2,8 @@
 
     .venv/bin/python -m doit list -f papers/dodo.py -d . --all -s     the parts and their state
     .venv/bin/python -m doit -f papers/dodo.py -d . garden:sums       one, and what it needs
-    GARDEN=4 make papers                         another garden: other texts, targets and draws
+    GARDEN=5 make papers                         another garden: other texts, targets and draws
+    .venv/bin/python -m doit -f papers/dodo.py -d . -n 2 parallel     parallel drafts: six hours
 
 A part that was stopped goes on when it is run again. A part whose files have the digests of its
 last run is not run.
@@ -18,13 +19,14 @@ from typing import TYPE_CHECKING, Any
 from doit.dependency import JsonDB
 
 from paceline.records import atomic_write_text
+from papers.parallel_drafts import run as parallel
 from papers.rows import gather
 from papers.statistics import NAMES, PAPERS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-GARDEN = int(os.environ.get("GARDEN", "3"))
+GARDEN = int(os.environ.get("GARDEN", "4"))
 ROOT = Path("runs/papers")
 FOLDER = ROOT / f"garden-{GARDEN}"
 DOIT_CONFIG = {"backend": "kept", "dep_file": "runs/papers/doit.json", "verbosity": 2}
@@ -48,6 +50,11 @@ class KeptDB(JsonDB):
 
     def dump(self) -> None:
         atomic_write_text(Path(self.name), self.codec.encode(self._db))
+
+
+DOIT_CONFIG["default_tasks"] = ["readme"]  # and what they need
+# Layers of the drafts and minutes of alignment, and how many draws
+PARALLEL = {(4, 6): 3, (4, 12): 3, (12, 12): 3}
 
 
 def target_of(task: str) -> Path:
@@ -139,6 +146,38 @@ def parts_of_papers() -> dict[str, list[tuple[Path, str, list[Path]]]]:
             for draw in draws["direct_alignment"]
         ],
     }
+
+
+def task_parallel_start() -> Iterator[dict[str, Any]]:
+    """Text, and the drafts that parallel and ordinary ones begin from."""
+    text, target = parallel.TEXT, parallel.TARGET
+    yield {
+        "name": "text",
+        "actions": [[PACELINE, "corpus", "--overwrite", "--out", str(text)]],
+        "targets": [text / "train.jsonl", text / "beginnings.jsonl", text / "prompts.jsonl"],
+        "uptodate": [True],
+    }
+    for layers, kept in parallel.LAYERS.items():
+        out = parallel.FOLDER / f"start-{layers}"
+        command = f"{PACELINE} draft --target {target} --layers {kept} --vocabulary 12288"
+        yield {
+            "name": str(layers),
+            "actions": [f"test -e {out} || {command} --text {text / 'train.jsonl'} --out {out}"],
+            "file_dep": [target, text / "train.jsonl"],
+            "targets": [out / "model.safetensors"],
+        }
+
+
+def task_parallel() -> Iterator[dict[str, Any]]:
+    """One draw of parallel and ordinary drafts."""
+    module = PAPERS / "parallel_drafts" / "run.py"
+    for (layers, minutes), count in PARALLEL.items():
+        for draw in range(count):
+            makes = parallel.folder_of_draw(GARDEN, layers, minutes, draw) / "rows.csv"
+            options = f"--layers {layers} --minutes {minutes} --draw {draw}"
+            needs = [parallel.FOLDER / f"start-{layers}" / "model.safetensors", module]
+            made = part("", "parallel_drafts.run", options, needs, makes)
+            yield made | {"name": f"{layers}-layers-{minutes}-minutes:draw-{draw}"}
 
 
 def task_rows() -> Iterator[dict[str, Any]]:

@@ -14,7 +14,7 @@ import itertools
 import math
 import re
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -50,10 +50,19 @@ def found_of(
     """
     figures = importlib.import_module(f"papers.{name}.figures")
     return {
-        f"{task}{' and' * place}": figures.statistic(rows, how, task, drawn)
+        f"{task}{_sides(how) if len(claim.statistics) > 1 else ''}": figures.statistic(
+            rows, how, task, drawn
+        )
         for task in claim.tasks or figures.TASKS
-        for place, how in enumerate(claim.statistics)
+        for how in claim.statistics
     }
+
+
+def _sides(how: dict[str, Any]) -> str:
+    """Which of several statistics it is."""
+    first, second = (", ".join(how[side]) for side in ("first", "second"))
+    alpha = f" at {how['accuracy']:g}" if "accuracy" in how else ""
+    return f" ({first} less {second}{alpha})"
 
 
 def intervals_of(found: dict[str, pd.Series]) -> list[Interval]:
@@ -114,13 +123,16 @@ def wrong_verdicts(name: str, rows: pd.DataFrame) -> tuple[int, int, float]:
 
 def compared(table: pd.DataFrame) -> str:
     """Claims whose verdicts differ between gardens: those that contradict, and others."""
-    said = table[[column for column in table if column.startswith("verdict")]]
+    columns = [column for column in table if column.startswith("verdict")]
+    said = table[[name for name in columns if not table[name].str.startswith("no verdict").all()]]
+    if said.shape[1] < 2:
+        return ""
     differ = said.nunique(axis=1) > 1
     flipped = said.eq("holds").any(axis=1) & said.isin(_NOT).any(axis=1)
     flips, others = (", ".join(table[""][one]) or "none" for one in (flipped, differ & ~flipped))
     return (
         f"Claims that hold in one garden and are refused in another: {flips}. "
-        f"Verdicts that differ otherwise, such as undecided in one: {others}."
+        f"Verdicts that differ otherwise, such as undecided in one: {others}. "
     )
 
 
@@ -132,7 +144,7 @@ def texts_of(name: str) -> dict[str, str]:
     wrong, total, stated = wrong_verdicts(name, rows)
     texts = {
         "verdicts": f"{table.to_markdown(index=False)}\n\n"
-        f"{compared(table)} With names shuffled in each draw, {wrong} of {total} claims have a "
+        f"{compared(table)}With names shuffled in each draw, {wrong} of {total} claims have a "
         f"sign; stated are {stated:.1f}.\n"
     }
     return texts | {

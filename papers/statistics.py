@@ -30,6 +30,7 @@ Verdict = Literal["holds", "does not hold", "too small to matter", "undecided"]
 PAPERS = Path(__file__).parent
 NAMES = ("distillspec", "faster_cascades", "direct_alignment")
 ERROR = 0.05
+WORSE: tuple[Verdict, ...] = ("does not hold", "too small to matter", "undecided")
 
 
 @dataclass(frozen=True)
@@ -123,11 +124,9 @@ def verdict(claim: Claim, found: Interval) -> Verdict:
 
 
 def verdict_in_each(claim: Claim, found: Sequence[Interval]) -> Verdict:
-    """Of several statistics or tasks: it holds if it does in each; else the first other verdict."""
-    verdicts = [verdict(claim, one) for one in found]
-    others = [one for one in verdicts if one != "holds"]
-    decided = [one for one in others if one != "undecided"]
-    return (decided or others or ["holds"])[0]
+    """Of several statistics or tasks: the worst verdict, so it holds if it does in each."""
+    verdicts = {verdict(claim, one) for one in found}
+    return next(one for one in (*WORSE, "holds") if one in verdicts)
 
 
 def power(claim: Claim, num_draws: int, error: float) -> float | None:

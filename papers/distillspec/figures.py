@@ -96,12 +96,14 @@ def recipes(rows: pd.DataFrame) -> pd.DataFrame:
 def charts(rows: pd.DataFrame) -> dict[str, alt.FacetChart]:
     """Figures 3 and C.12: acceptance over the steps of training, T=1."""
     own = pd.concat(own for _, own in at_each(rows))
-    followed = own[own["draft"].isin(FOLLOWED) & (own["label"] != "start")]
-    order = sorted(set(followed["label"]), key=step_of)
-    table = followed.assign(
-        quarter=followed["label"].map(order.index) + 1,
-        acceptance=figure(followed, "acceptance"),
-        panel=followed["task"] + ", garden " + followed["garden"].astype(str),
+    begun = own["label"] == "start"
+    followed = own[own["draft"].isin(FOLLOWED) & ~begun]
+    order = ["start", *sorted(set(followed["label"]), key=step_of)]
+    table = pd.concat([followed, *(own[begun].assign(draft=arm) for arm in FOLLOWED)])
+    table = table.assign(
+        quarter=table["label"].map(order.index),
+        acceptance=figure(table, "acceptance"),
+        panel=table["task"] + ", garden " + table["garden"].astype(str),
     )
     shown = means(table, ["panel", "draft", "quarter"], ["acceptance"])
     return {"steps": line_chart(shown, "quarter", "acceptance", "draft", "panel", "quarter")}
