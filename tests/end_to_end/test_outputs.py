@@ -13,15 +13,16 @@ from support.runs import write_corpus, write_pair
 _VERDICT = re.compile(r"\b(GO|NO-GO|UNDECIDED|TOO FEW|PASSED|FAILED|passed|NOT CAUGHT|caught)\b")
 _NUMBER = re.compile(r"[-+]?(\d[\d,]*(\.\d+)?(e[-+]?\d+)?|∞|nan)[x*]?")
 _OPTIONAL = re.compile(
-    r", break-even #|, relative quality # \(# to #\)|^\w+( alpha #,)?(?= gamma #)"
+    r", break-even #|, relative quality # \(#%: # to #\)|^\w+( alpha #,)?(?= gamma #)"
+    r"|, (not shown to be fast|slow)er than no draft"
 )
 # what another pair, or another verdict, words otherwise
 _OWN = (
-    *("next:", "better:", "no draft is", "warning:", "note:", "paceline: note:", "run in", "*:"),
+    *("next:", "best:", "no draft is", "warning:", "note:", "paceline: note:", "in ", "*:"),
     *("prefill", "stop tokens", "chat template", "exports"),
 )
 # texts of the model or of a prompt, from a line to another
-_QUOTED = {"a prompt": "equal to", "prompts:": "These checks"}
+_QUOTED = {"a prompt": "PASSED", "prompts:": "These checks"}
 
 
 @pytest.fixture(scope="module")

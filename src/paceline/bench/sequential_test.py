@@ -135,8 +135,8 @@ class TuneConfig(WithCosts, ModelsConfig):
     def bound(self) -> str:
         """The bound in words."""
         if self.quality_floor is not None:
-            return f"a quality of at least {self.quality_floor:g} of the target's"
-        return f"a time per token of at most {self.max_latency:g} of the target's"
+            return f"a quality of at least {self.quality_floor:g} times the target's"
+        return f"a time per token of at most {self.max_latency:g} times the target's"
 
 
 class Tried(StrictModel):
@@ -296,8 +296,8 @@ def statement(config: TuneConfig, tests: Sequence[Tried]) -> str:
     chosen = [tried for tried in tests if tried.met][-1]
     proof = "" if chosen.lower_limit is not None else " The chosen setting meets it by proof."
     return (
-        f"bound: {config.bound}.{proof} Settings tested on {config.num_confirmed} other examples, "
-        f"in order of certainty, each at confidence {config.confidence:g}, until one failed: "
-        f"{count}. Whatever the number of tests, at most {1 - config.confidence:.0%} of such runs "
-        "choose a setting that misses the bound."
+        f"bound: {config.bound}.{proof} {count} {'setting was' if count == 1 else 'settings were'} "
+        f"tested on {config.num_confirmed} other examples, the most certain first, until one "
+        f"failed. The chosen setting misses the bound in at most {1 - config.confidence:.0%} of "
+        "such runs."
     )

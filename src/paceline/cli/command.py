@@ -131,6 +131,7 @@ def perform(
     page: str = "",
     summary: str = "",
     dry_run: bool = False,
+    resumes: bool = False,
     resume: bool = False,
     as_json: bool = False,
     table: bool = False,
@@ -140,7 +141,7 @@ def perform(
     """Call `module:function` with a configuration, and print what `show` yields of its result.
 
     `page`: `module:function` of the result's HTML page, "run" for that of its run directory.
-    `summary`: as in `check_inputs`. The last six are as the options.
+    `summary`: as in `check_inputs`. `resumes`: it has --resume. The last six are as the options.
     """
     check_html(html)
     if rows is not None:
@@ -166,7 +167,9 @@ def perform(
     except StopIteration as end:
         code = end.value
     if hidden and not table and not as_json:
-        stdout.print("--table prints the tables, with the meaning of each column", style="dim")
+        again = "measures again, and" if page.endswith("_page") else "also"
+        again = "with --resume" if resumes else again
+        stdout.print(f"--table {again} prints tables and the meaning of each column", style="dim")
     if rows is not None:
         from paceline.results.row import write_rows
 
@@ -357,8 +360,9 @@ def verb(
 
     def declare(show: Callable[[Any, Any], Shown]) -> Callable[[Any, Any], Shown]:
         def run(config: Any, **how: Any) -> None:
-            done = {"json_of": json_of} if json_of else {}
-            perform(config, function, show, page=page, summary=summary, **done, **how)
+            done: dict[str, Any] = {"json_of": json_of} if json_of else {}
+            done |= {"page": page, "summary": summary, "resumes": resume}
+            perform(config, function, show, **done, **how)
 
         offered = {"dry_run": options.DryRun}
         offered |= {"resume": options.Resume} if resume else {}

@@ -132,9 +132,13 @@ def show_warnings_in_one_line() -> None:
             return visible(super().format(record))
 
     warnings.showwarning = show
-    logging.getLogger("paceline").setLevel(logging.INFO)
+    handler = logging.StreamHandler()
+    handler.setFormatter(Visible("paceline: %(message)s"))
+    ours = logging.getLogger("paceline")
+    ours.setLevel(logging.INFO)
+    ours.handlers = [handler]  # of its own, as libraries configure that of all loggers
+    ours.propagate = False
     if logging.lastResort is not None:
-        logging.lastResort.setLevel(logging.INFO)
         logging.lastResort.setFormatter(Visible())
 
 

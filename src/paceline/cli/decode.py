@@ -1,6 +1,7 @@
 """Commands that decode, and that compare ways to decode."""
 
 import contextlib
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -151,15 +152,12 @@ def usage(result: "Tuned") -> str:
     """How to use the chosen setting."""
     config, strategy = result.config, result.chosen.decoding.strategy
     weights = "" if config.draft_weights == "auto" else f" --draft-weights {config.draft_weights}"
-    use = f"use it with paceline decode{weights} --config"
+    models = shlex.join(["--target", str(config.target), "--draft", str(config.draft)])
+    use = f"paceline decode {models}{weights} --config {config.output}/decoding.yaml --prompt TEXT"
     if config.server is not None:
         use = f"serve it in {config.server.title} with PACELINE_RULE={config.output}/decoding.yaml"
-    text = f"{config.output}/decoding.yaml: {use}"
-    if gamma := getattr(strategy, "num_speculative_tokens", None):
-        text += f"; {gamma} tokens per block"
-    if config.costs is not None and result.chosen.measure("speedup").high < 1:
-        text += "; this is slower than decoding without a draft"
-    return text
+    gamma = getattr(strategy, "num_speculative_tokens", None)
+    return f"next: {use}{f' (gamma {gamma})' if gamma else ''}"
 
 
 @verb(DECODE, "paceline.bench:BenchConfig", "paceline.bench:bench", page="run")
@@ -171,10 +169,10 @@ def bench(result: "Progressed", config: "BenchConfig") -> "Shown":
     """
     errors = [row.error for row in result.rows if row.error]
     yield (
-        f"{config.output}/rows.jsonl: {len(result.rows) - len(errors)} cells done, "
-        f"{len(errors)} failed, {result.num_left} left; paceline report {config.output} writes "
-        "its page"
+        f"{config.output}/rows.jsonl: {len(result.rows) - len(errors)} settings done, "
+        f"{len(errors)} failed, {result.num_left} left"
     )
+    yield f"next: paceline report {config.output}"
     if errors:
         stderr.print(f"paceline: first failure: {errors[0]}")
     return NOT_DONE if errors else None

@@ -1,6 +1,7 @@
 """Commands that make drafts, training data and exports."""
 
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -41,6 +42,10 @@ def draft(
     small = make_draft(config, model)
     save_draft(small, config.target, config.out, stored_dtype(config.target))
     stdout.print(f"{config.out}: {_description(small, config, model)}")
+    if config.params is None:
+        pair = shlex.join(["--target", config.target, "--draft", str(config.out)])
+        align = f"paceline align --config configs/align/quick.yaml {pair}"
+        stdout.print(f"next: {align} --data FILE --output DIR")
 
 
 def _description(draft: "HfModel", config: "DraftConfig", target: "HfModel") -> str:
@@ -54,7 +59,8 @@ def _description(draft: "HfModel", config: "DraftConfig", target: "HfModel") -> 
     share = draft.num_parameters / target.num_parameters
     limit = draft.draft_vocabulary
     proposes = "" if limit is None else f", proposes {len(limit):,} tokens"
-    return f"{origin}, {draft.num_parameters:,} parameters ({share:.1%}){proposes}"
+    size = f"{draft.num_parameters:,} parameters ({share:.1%} of the target's)"
+    return f"{origin}, {size}{proposes}"
 
 
 @verb(MAKE, "paceline.train:PretrainConfig", "paceline.train:pretrain", page="run", resume=True)
@@ -85,8 +91,8 @@ def generate_data(folder: Path, _config: "GenerateDataConfig") -> "Shown":
     Samples answers to prompts at several temperatures and writes them to OUTPUT/data/*.parquet.
     """
     result = json.loads(_result_of(folder))
-    counts = f"{result['num_records']:,} records, {result['num_tokens']:,} tokens"
-    yield f"{folder / 'data'}: {counts}; metrics are in {folder}/result.json"
+    counts = f"{result['num_records']:,} answers, {result['num_tokens']:,} tokens"
+    yield f"{folder / 'data'}: {counts}; figures are in {folder}/result.json"
 
 
 @verb(
@@ -121,12 +127,14 @@ def export(result: "Exported", _config: "ExportConfig") -> "Shown":
     """
     checks = result.checks
     yield (
-        f"{result.path}: {checks.num_positions} positions compared, logits differ by at most "
-        f"{checks.largest_difference:.1e} of the largest, same top token in {checks.agreement:.1%}"
+        f"{result.path}: read back and compared with the model at {checks.num_positions} "
+        f"positions: logits differ by at most {checks.largest_difference:.1e} of the largest, the "
+        f"most likely token is the same in {checks.agreement:.1%}"
     )
     if checks.stored is not None:
         yield (
-            f"run in {checks.stored}: finite, top token of float32 in {checks.stored_agreement:.1%}"
+            f"in {checks.stored}: no infinite logit, the most likely token of float32 in "
+            f"{checks.stored_agreement:.1%}"
         )
     for note in result.notes:
         yield f"note: {note}"

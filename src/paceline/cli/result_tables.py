@@ -11,6 +11,7 @@ from rich.text import Text
 
 from paceline.cli.command import styled
 from paceline.cli.tables import Details, printed
+from paceline.core.sampling import proposal_params
 from paceline.measure.engine_costs import words_of_starts
 from paceline.measure.results import ACCEPTANCE, gamma_of, num_tokens
 from paceline.results.figures import FIGURES
@@ -45,21 +46,24 @@ def verdict_lines(found: Measurement) -> Iterator[RenderableType]:
     """The verdict with its speedup, acceptance with what it needs, and the next step."""
     verdict, config, requests = found.verdict, found.config, found.requests
     setting = f"temperature {config.sampling.temperature:g}, {config.prompt_words}"
-    where = f"in {found.engine} at gamma" if found.engine else "at gamma"
+    where = f"in {found.engine or 'the decoder of Paceline'} at gamma"
     if not verdict.decided and not verdict.includes_one:
         head = f"{verdict}; {setting}"
     elif requests is not None:
         measured = found.figure("speedup", requests)
-        rates = (FIGURES[name].value(requests) for name in ("target_tokens_per_s", "tokens_per_s"))
+        plain, drafted = (
+            FIGURES[name].value(requests) for name in ("target_tokens_per_s", "tokens_per_s")
+        )
         head = (
-            f"{verdict.word}  {measured.text('.2f', 'x')} {where} {verdict.gamma}: "
-            f"{' -> '.join(f'{rate:.1f}' for rate in rates)} tokens/s, {len(requests.units)} "
-            f"requests, {setting}"
+            f"{verdict.word}  {measured.text('.2f', 'x', '95%: ')} {where} {verdict.gamma}: "
+            f"{plain:.1f} tokens/s without the draft, {drafted:.1f} with it, "
+            f"{len(requests.units)} requests, {setting}"
         )
     else:
         expected = FIGURES["expected_speedup"].measure(found.judged)
         head = (
-            f"{verdict.word}  expected {expected.text('.2f', 'x')} {where} {verdict.gamma}: "
+            f"{verdict.word}  expected {expected.text('.2f', 'x', '95%: ')} {where} "
+            f"{verdict.gamma}: "
             f"{len(found.texts.units)} texts, {setting}"
         )
     yield styled(head, verdict.exit_code)
@@ -70,6 +74,11 @@ def verdict_lines(found: Measurement) -> Iterator[RenderableType]:
         f"acceptance {found.figure('expected_acceptance')}{side}; {tau:.2f} tokens per target call "
         f"at gamma {gamma_of(found.judged)}"
     )
+    if not found.engine and not proposal_params(*config.scoring[:2]).greedy:
+        yield (
+            f"an engine that drafts greedily, as vLLM does by default, accepts "
+            f"{found.figure('greedy_draft_acceptance')}: --draft-temperature 0 measures that"
+        )
     yield from disturbed_line(found.disturbance)
     if verdict.next:
         yield f"next: {verdict.next}"
@@ -107,9 +116,9 @@ def measurement_table(found: Measurement) -> Group:
         names = "engine_efficiency", "predicted_speedup"
         part, predicted = (FIGURES[name].value(requests) for name in names)
         summary.add_row(
-            "after the first token",
-            f"speedup {found.figure('decoding_speedup', requests)}, {part:.2f} of the predicted "
-            f"{predicted:.3f}",
+            "timed requests",
+            f"speedup after the first token {found.figure('decoding_speedup', requests)}, "
+            f"{part:.2f} of the {predicted:.3f} predicted for these requests",
         )
     return Group(summary, table)
 
@@ -132,7 +141,7 @@ def model_lines(report: ModelReport, *, details: bool) -> Iterator[str]:
     elif report.examples:
         yield f"{'a prompt':<20} as the model gets it:\n{report.examples[0].given}"
     if report.passed and not details:
-        yield "equal to transformers on whole texts; --details has the figures"
+        yield "PASSED: Paceline's logits of whole texts equal transformers'; figures: --details"
     for warning in report.warnings:
         yield f"{'warning':<20} {warning}"
     for fault in report.faults:
@@ -211,7 +220,13 @@ def tuned_line(found: Tuned) -> Text:
     """The chosen setting with what it gives."""
     row = found.chosen.row
     figures = {name: measure(name, row) for name in ("speedup", "relative_quality")}
-    said = [f"{words_of(name)} {x}" for name, x in figures.items() if not math.isnan(x.value)]
+    said = [
+        f"{words_of(name)} {x.text(level='95%: ')}"
+        for name, x in figures.items()
+        if not math.isnan(x.value)
+    ]
+    if (speedup := figures["speedup"]).low <= 1:
+        said[0] += f", {'slower' if speedup.high < 1 else 'not shown to be faster'} than no draft"
     setting = f"{len(row.units)} examples, temperature {found.config.sampling.temperature:g}"
     return styled(f"{name_of(found.chosen.decoding)}  {', '.join([*said, setting])}", 0)
 
@@ -230,17 +245,22 @@ def losslessness_lines(report: LosslessnessReport) -> Iterator[RenderableType]:
     yield styled(f"{report.word}  {setting}: {why}", report.exit_code)
     yield f"greedy:  {'passed' if greedy.passed else 'FAILED'}  {line}"
     sampled = report.distribution
-    yield f"sampled: {'passed' if sampled.passed else 'FAILED'}  {_describe(sampled)}"
+    yield (
+        f"sampled: {'passed' if sampled.passed else 'FAILED'}  {_describe(sampled)}; a lossless "
+        f"rule falls below {sampled.false_alarm:g} once in {1 / sampled.false_alarm:,.0f} runs"
+    )
     if (broken := report.broken_distribution) is not None:
-        yield f"broken rule: {'NOT CAUGHT' if broken.passed else 'caught'}; {_describe(broken)}"
+        caught = "NOT CAUGHT" if broken.passed else "caught"
+        yield f"a rule broken on purpose: {caught}  {_describe(broken)}"
+    if report.exit_code == 0:
+        yield f"next: paceline export {config.draft} --target {config.target} --to vllm --out DIR"
 
 
 def _describe(check: DistributionCheck) -> str:
     counts = check.counts
     if math.isnan(check.p_value):
-        return f"not tested: {counts['tokens']} tokens for {counts['cells']} cells"
+        return f"not tested: {counts['tokens']} tokens for {counts['cells']} groups"
     return (
-        f"G {check.row.totals['g_statistic']:.1f} over {counts['cells']} cells of "
-        f"{counts['tokens']} tokens, p {check.p_value:.2g} (a lossless rule falls below "
-        f"{check.false_alarm:g} once in {1 / check.false_alarm:,.0f} runs)"
+        f"{counts['tokens']} tokens against the target's distribution: p {check.p_value:.2g} "
+        f"(G-test: {check.row.totals['g_statistic']:.1f} over {counts['cells']} groups)"
     )

@@ -64,10 +64,10 @@ class Interval(NamedTuple):
     def __str__(self) -> str:
         return self.text()
 
-    def text(self, form: str = ".3f", unit: str = "") -> str:
+    def text(self, form: str = ".3f", unit: str = "", level: str = "") -> str:
         """Such as `0.412 (0.380 to 0.445)`; `form`: of each number, `unit`: of the value."""
         value, low, high = (f"{end:{form if abs(end) < 1e6 else '.1e'}}" for end in self)
-        return f"{value}{unit} ({low} to {high})"
+        return f"{value}{unit} ({level}{low} to {high})"
 
 
 def _of_object(given: Any) -> Any:

@@ -95,7 +95,8 @@ class Transformers(Engine):
             f"draft = {model_class}.from_pretrained({drafting.draft!r})"
             f"  # drafts {drafting.gamma} tokens per block\n"
             'inputs = tokenizer("A prompt", return_tensors="pt")\n'
-            "texts = target.generate(**inputs, assistant_model=draft, max_new_tokens=128)"
+            "tokens = target.generate(**inputs, assistant_model=draft, max_new_tokens=128)\n"
+            "print(tokenizer.decode(tokens[0]))"
         )
 
     @classmethod

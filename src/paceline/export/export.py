@@ -123,8 +123,8 @@ def notes_of(inputs: Inputs, launch: Launch | None) -> Iterator[str]:
         )
     if launch is not None and not launch.measured:
         yield (
-            f"{launch.gamma} tokens per block was not measured; give the JSON of paceline measure "
-            "as --measurement"
+            f"gamma {launch.gamma} is a default, not measured; give the output of paceline measure "
+            "--json as --measurement"
         )
     if inputs.measurement is not None and not inputs.measurement.verdict.go:
         yield f"the measurement says {inputs.measurement.verdict}"

@@ -319,7 +319,8 @@ def measure_models(
         verdict = verdict.model_copy(update={"next": "stop other programs and run again"})
     elif speedup is not None:
         trained = trained_acceptance(config.draft)
-        advice = next_step(verdict, acceptance, blocks, speedup, trained)
+        known = verdict, acceptance, blocks, speedup, trained
+        advice = next_step(*known, config.as_options)
         verdict = verdict.model_copy(update={"next": advice})
     return Measurement(
         config=config,
@@ -457,7 +458,7 @@ class DraftComparison(Result):
         listed = ", ".join(
             f"{one} over {self.drafts[place]}" for one, place in zip(less, others, strict=True)
         )
-        return f"better: {self.drafts[best]}, {words} +{listed}"
+        return f"best: {self.drafts[best]}, {words} +{listed}"
 
     def compared(self) -> list[Compared]:
         """Acceptance; tokens per target call; speedups.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Protocol, Self, TypeVar, cast
 
@@ -124,6 +125,15 @@ class PairConfig(ModelsConfig):
         """How the prompts are asked, of the configuration of a result."""
         words = {True: "chat template", False: "raw prompts", None: "chats and raw prompts"}
         return words[self.chat]
+
+    @property
+    def as_options(self) -> str:
+        """Models and prompts as options of a command, of the configuration of a result."""
+        given = ["--target", self.target, "--draft", self.draft, "--prompts", self.prompts.path]
+        given += {True: ["--chat"], False: ["--raw"], None: []}[self.chat]
+        if self.max_prompt_tokens is not None:
+            given += ["--set", f"max_prompt_tokens={self.max_prompt_tokens}"]
+        return shlex.join(map(str, given))
 
     def note_defaults(self, checks: InputChecks) -> None:
         """Say if `sampling` is not set, and engines would sample otherwise by default."""

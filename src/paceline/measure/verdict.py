@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from paceline.results.row import Row
 
 _ERROR_RATE = 0.05
+_MOST_SPREAD = 3  # of an interval's ends; about 1.5 with 8 requests on an idle machine
+_UNLIKE = "speeds of single requests differ too much"
 
 
 class Verdict(StrictModel):
@@ -105,6 +107,9 @@ def _by_requests(
     if count < LEAST_UNITS:
         measured = f"measured {speedup.value:.2f}x {where}"
         return _too_few(measured, gamma, count, "request", settings[0])
+    if speedup.high > _MOST_SPREAD * speedup.low:
+        reason = f"measured {speedup.text('.2f', 'x')} {where}: {_UNLIKE}"
+        return Verdict(go=False, decided=False, includes_one=True, gamma=gamma, reason=reason)
     advice = f"raise {' and '.join(settings)}"
     figure = f"measured {speedup.text('.2f', 'x')} {where}"
     return _by_interval(figure, gamma, speedup, standing, advice)
@@ -196,12 +201,16 @@ def _side(border: float, figure: Interval) -> str:
     return "below" if figure.high < border else "near"
 
 
-_MOST_SPREAD = 3  # of an interval's ends; about 1.5 with 8 requests on an idle machine
 _MOST_FACTOR = 20  # of units to measure, beyond which a verdict is not worth its time
 
 
 def next_step(
-    verdict: Verdict, acceptance: Interval, rows: Sequence[Row], speedup: Interval, trained: float
+    verdict: Verdict,
+    acceptance: Interval,
+    rows: Sequence[Row],
+    speedup: Interval,
+    trained: float,
+    options: str,
 ) -> str:
     """What to do after a verdict.
 
@@ -211,16 +220,17 @@ def next_step(
         rows: Of the scored texts, with the blocks of each gamma and their costs.
         speedup: That of the verdict.
         trained: Acceptance on the held-out text of the draft's training; NaN if it is not known.
+        options: Models and prompts as options of a command.
     """
     if not verdict.decided and not verdict.includes_one:
         return ""
     if speedup.high > _MOST_SPREAD * speedup.low:
-        return "stop other programs and run again: speeds of single requests differ too much"
+        return f"stop other programs and run again: {_UNLIKE}"
     if verdict.go:
         most = max(map(gamma_of, rows))
         if most > 1 and verdict.gamma == most and "engine" not in rows[0].setting:
             return f"try longer blocks: --gammas {most},{most + most // 2},{2 * most}"
-        return "test that decoding is lossless (paceline verify), then paceline export"
+        return f"paceline verify {options} --self-test, then paceline export"
     if not verdict.decided:
         factor = ((speedup.high - speedup.low) / 2 / max(abs(speedup.value - 1), 1e-9)) ** 2
         if factor > _MOST_FACTOR:
@@ -239,8 +249,8 @@ def next_step(
         if trained > acceptance.high:
             why = f"; on the text of its training it was {trained:.3f}, so the prompts differ"
         return (
-            f"align the draft on text like these prompts: it needs an acceptance of "
-            f"{needed[gamma]:.2f} at gamma {gamma}{why}"
+            f"align the draft on text like these prompts (paceline align): at gamma {gamma} it "
+            f"needs an acceptance above {needed[gamma]:.3f}{why}"
         )
     return f"try shorter blocks, such as --gammas {gamma}: longer ones cost more than they gain"
 

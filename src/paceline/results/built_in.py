@@ -74,8 +74,8 @@ BUILT_IN: Sequence[Figure] = (
     ),
     Figure(
         "block_cost_ratio",
-        "target pass over gamma + 1 tokens / over one token",
-        label="block cost",
+        "a target pass over a block, gamma + 1 tokens / over one token",
+        label="block pass",
         better="less",
     ),
     Figure(
@@ -87,14 +87,15 @@ BUILT_IN: Sequence[Figure] = (
     ),
     Figure(
         "break_even_acceptance",
-        "the acceptance at which tokens per target call equal the cost of a block",
+        "the acceptance at which tokens per target call equal the time of a whole block, in target "
+        "passes over one token",
         label="break-even acceptance",
         better="less",
     ),
     Figure(
         "expected_speedup",
-        "tokens per target call / the cost of a block in target passes, where a pass over "
-        "gamma + 1 tokens costs what it costs on this machine",
+        "tokens per target call / the time of a whole block, drafting and verification, in target "
+        "passes over one token, as timed here",
         of="block_efficiency",
         formula=lambda tau, facts: tau / facts["block_cost"],
         needs=("block_cost",),

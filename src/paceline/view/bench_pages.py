@@ -120,7 +120,10 @@ def _silence(frontier: Frontier) -> str:
     if "score" not in frontier.target.sums:
         return "the task has no metric, so there is no quality to compare with speed"
     if not frontier.value("quality", frontier.target) > 0:
-        return "the target's own quality is 0, so quality / target's is undefined"
+        return (
+            "the target's own quality is 0 on these examples, so no ratio to it is defined; take "
+            "other examples or another task"
+        )
     return ""
 
 

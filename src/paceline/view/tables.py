@@ -104,8 +104,8 @@ def frontier_table(found: PredictedFrontier) -> Table:
         _OF_RULES,
         bare=_OF_RULES[1:],
         text=(
-            f"On {sum(filter(None, rows[0].sums['tokens'])):.0f} tokens of the "
-            f"target, {sampling_words(vars(found.config.sampling))}, "
+            f"Each rule at its fastest gamma, on {sum(filter(None, rows[0].sums['tokens'])):.0f} "
+            f"tokens of the target, {sampling_words(vars(found.config.sampling))}, "
             f"{found.config.prompt_words}, cost ratio "
             f"{rows[0].totals['cost_ratio']:.3f}{untimed}."
         ),

@@ -87,12 +87,12 @@ def test_testing_ends_with_the_first_setting_that_fails():
 def test_the_statement_counts_the_tests_and_names_the_odds():
     config = asked(quality_floor=0.9, confidence=0.95)
     said = statement(config, [tried(True, None), tried(True), tried(False)])
-    assert "at confidence 0.95, until one failed: 2." in said
-    assert "at most 5% of such runs choose a setting that misses the bound" in said
+    assert " 2 settings were tested on " in said
+    assert "misses the bound in at most 5% of such runs" in said
     assert "by proof" not in said
     proven = statement(config, [tried(True, None), tried(False)])
     assert "meets it by proof" in proven
-    assert "until one failed: 1." in proven
+    assert " 1 setting was tested on " in proven
 
 
 def test_lossless_decoding_meets_a_floor_by_proof_whatever_luck_its_samples_have():

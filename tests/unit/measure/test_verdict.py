@@ -80,6 +80,13 @@ def test_a_verdict_needs_the_whole_interval_on_one_side(
     assert served.reason.endswith("raise num_prompts") == (word == "UNDECIDED")
 
 
+@pytest.mark.parametrize("ends", [(0.02, 0.96), (1.1, 5.2)])
+def test_requests_that_differ_as_on_no_idle_machine_decide_nothing(ends: tuple[float, float]):
+    verdict = decide_served(Interval(sum(ends) / 2, *ends), row(3, 1.0), "vllm")
+    assert (verdict.word, verdict.exit_code) == ("UNDECIDED", 3)
+    assert verdict.reason.endswith("speeds of single requests differ too much")
+
+
 def test_go_is_about_a_gamma_that_is_shown_to_gain():
     """Not about a faster one that may lose; NO-GO needs every gamma to lose."""
     sure, unsure, slow = within(3, 1.1, 5), within(5, 1.2, 25), within(1, 0.9, 5)
@@ -214,7 +221,7 @@ def test_recorded_costs_of_a_busy_machine_are_called_disturbed():
         # beside other programs, of nine requests
         ((0.8, 0.36, 6.91), 0.4, 0.6, "stop other programs and run again"),
         ((5.2, 1.02, 1.6e16), 0.4, 0.6, "stop other programs and run again"),
-        ((0.8, 0.7, 0.9), 0.7, math.nan, "it needs an acceptance of 0.70 at gamma 4"),
+        ((0.8, 0.7, 0.9), 0.7, math.nan, "at gamma 4 it needs an acceptance above 0.700"),
         ((0.8, 0.7, 0.9), 0.7, 0.6, "on the text of its training it was 0.600, so the prompts"),
         ((0.8, 0.7, 0.9), 0.4, 0.6, "try shorter blocks, such as --gammas 4"),
         ((0.8, 0.7, 0.9), None, 0.6, "make a smaller draft"),
@@ -228,10 +235,12 @@ def test_a_verdict_names_the_next_step(
     rows = [gamma_row(4).model_copy(update={"totals": totals})]
     go, decided = found.low > 1, not found.low <= 1 <= found.high
     verdict = Verdict(go=go, decided=decided, includes_one=not decided, gamma=4, reason="why")
-    assert said in next_step(verdict, ALPHA, rows, found, trained)
+    options = "--target t --draft d --prompts p"
+    assert said in next_step(verdict, ALPHA, rows, found, trained, options)
     if said.startswith("try longer"):
         longer = [*rows, gamma_row(8)]
-        assert "paceline export" in next_step(verdict, ALPHA, longer, found, trained)
+        step = next_step(verdict, ALPHA, longer, found, trained, options)
+        assert step == f"paceline verify {options} --self-test, then paceline export"
 
 
 def test_nothing_is_concluded_from_disturbed_costs():
