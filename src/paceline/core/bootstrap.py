@@ -11,7 +11,7 @@
 At 8 units BCa is no better than the percentile bootstrap, and the jackknife covers 89-94%.
 """
 
-# N units, P columns, R resamples
+# N units, P columns, Q pairs of columns, K = P + Q, R resamples
 from __future__ import annotations
 
 import functools
@@ -109,19 +109,22 @@ def bootstrap_t(
         return Interval(*[float(value)] * 3)
     low = high = error * student_quantile(confidence, size - 1)
     if size >= LEAST_UNITS:
-        products_NQ = (centred_NP[:, :, None] * centred_NP[:, None, :]).flatten(1)
-        found_RK = _resampled_means(torch.cat([centred_NP, products_NQ], 1))
-        shifts_RP, squares_RQ = torch.tensor_split(found_RK, [len(means_P)], 1)
-        covariances_RPP = squares_RQ.reshape(len(squares_RQ), len(means_P), -1)
-        covariances_RPP = covariances_RPP - shifts_RP[:, :, None] * shifts_RP[:, None, :]
-        values_R, slopes_RP = _with_slopes(figure, means_P + shifts_RP)
-        variances_R = torch.einsum("rp,rpq,rq->r", slopes_RP, covariances_RPP, slopes_RP)
+        first_Q, second_Q = torch.triu_indices(len(means_P), len(means_P))
+        products_NQ = centred_NP[:, first_Q] * centred_NP[:, second_Q] * (1 + (first_Q != second_Q))
+        found_KR = _resampled_means(torch.cat([centred_NP, products_NQ], 1))
+        shifts_PR, products_QR = torch.tensor_split(found_KR, [len(means_P)])
+        values_R, slopes_RP = _with_slopes(figure, means_P + shifts_PR.T)
+        # slopes' covariances slopes, with each pair of columns once
+        pairs_QR = slopes_RP.T[first_Q] * slopes_RP.T[second_Q]
+        variances_R = (pairs_QR * products_QR).sum(0) - (slopes_RP.T * shifts_PR).sum(0).square()
         errors_R = (variances_R / (size - 1)).clamp(min=0).sqrt()
         scores_R = (values_R - value) / errors_R.where(errors_R > _DEGENERATE * error, 0.0)
-        scores_R = scores_R[~scores_R.isnan()].sort().values
+        scores_R = scores_R[~scores_R.isnan()]
         tail = int((1 - confidence) / 2 * (len(scores_R) - 1))
-        if len(scores_R) and scores_R[[tail, -1 - tail]].isfinite().all():
-            low, high = (error * float(end) for end in (scores_R[-1 - tail], -scores_R[tail]))
+        ranks = (tail + 1, len(scores_R) - tail) if len(scores_R) else ()
+        ends = [float(scores_R.kthvalue(rank).values) for rank in ranks]
+        if ends and all(map(math.isfinite, ends)):
+            low, high = error * ends[1], error * -ends[0]
     return Interval(float(value), float(value) - low, float(value) + high)
 
 
@@ -279,7 +282,7 @@ def resample_counts(num_units: int, num_resamples: int = _NUM_RESAMPLES) -> Tens
 
 
 def _resampled_means(columns_NP: Tensor) -> Tensor:
-    """Means of columns in resamples of their rows. [N, P] -> [R, P]."""
-    size = len(columns_NP)
+    """Means of columns in resamples of their rows. [N, P] -> [P, R]."""
+    size, means_PN = len(columns_NP), columns_NP.T / len(columns_NP)
     parts = torch.split(resample_counts(size), max(1, _NUM_AT_ONCE // size))
-    return torch.cat([part_RN.double() @ columns_NP / size for part_RN in parts])
+    return torch.cat([means_PN @ part_RN.double().T for part_RN in parts], 1)

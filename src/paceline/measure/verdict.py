@@ -144,7 +144,9 @@ def decide_by_expected(
         return figure.measure(row, confidence=confidence).low
 
     def support(row: Row) -> tuple[bool, bool, float]:
-        return limit(row) > 1, figure.measure(row).high >= 1, figure.value(row)
+        value = figure.value(row)  # which its intervals hold
+        above = value > 1 and limit(row) > 1
+        return above, value >= 1 or figure.measure(row).high >= 1, value
 
     best = max(rows, key=support)
     count, speedup, gamma = len(best.units), figure.measure(best), gamma_of(best)
