@@ -6,10 +6,12 @@ A contrast is first - second of one figure, of each draw. Either side is the mea
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 ALONE = "none"  # the draft before alignment
 
@@ -49,12 +51,10 @@ def shuffled(rows: pd.DataFrame, how: dict[str, Any], drawn: np.random.Generator
         chosen = named[named["draft"].isin(followed)]
     else:
         chosen = named[named["label"].isin(["start", "end"])]
-    parts: list[pd.DataFrame] = []
-    for _, own in chosen.groupby("draw"):
-        order = drawn.permutation(len(own))
-        names = {name: own[name].to_numpy()[order] for name in ("draft", "label")}
-        parts.append(own.assign(**names))
-    return pd.concat(parts)
+    order = np.arange(len(chosen))
+    for _, places in sorted(chosen.groupby("draw").indices.items()):
+        order[places] = drawn.permutation(places)
+    return chosen.assign(**{name: chosen[name].to_numpy()[order] for name in ("draft", "label")})
 
 
 def statistic(

@@ -6,6 +6,7 @@ import itertools
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from papers.charts import line_chart, means
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     import altair as alt
-    import numpy as np
 
 
 TASKS = ("sums",)
@@ -34,11 +34,11 @@ def points(rows: pd.DataFrame, families: Iterable[str]) -> list[Point]:
 
     Lossless decoding has the accuracy of the target by proof, and the target one call a token.
     """
-    alone = rows[rows["family"] == TARGET].iloc[0]
-    exact = alone["score"] / alone["n"]
+    lines = rows.to_dict("records")
+    exact = next(row["score"] / row["n"] for row in lines if row["family"] == TARGET)
     found: list[Point] = []
     for family in families:
-        for _, row in rows[rows["family"] == family].iterrows():
+        for row in (row for row in lines if row["family"] == family):
             calls = 1.0 if family == TARGET else row["calls"] / row["emitted"]
             accuracy = exact if family in (TARGET, LOSSLESS) else row["score"] / row["n"]
             found.append(Point(calls, accuracy))
@@ -76,16 +76,17 @@ def accuracy_at(settings: Sequence[Point], calls: float) -> float:
 
 def accuracy_of(rows: pd.DataFrame, family: str, alpha: float) -> float:
     """The accuracy of a family's setting with this alpha in one draw; the target has none."""
-    row = rows[(rows["family"] == family) & (rows["alpha"].isna() | (rows["alpha"] == alpha))]
-    return float((row["score"] / row["n"]).iloc[0])
+    own = (row for row in rows.to_dict("records") if row["family"] == family)
+    fitting = (row for row in own if math.isnan(row["alpha"]) or row["alpha"] == alpha)
+    return next(row["score"] / row["n"] for row in fitting)
 
 
 def shuffled(rows: pd.DataFrame, drawn: np.random.Generator) -> pd.DataFrame:
     """The rows of one draw with the names of settings shuffled; lossless decoding keeps its own."""
-    others = rows[rows["family"] != LOSSLESS]
-    order = drawn.permutation(len(others))
-    names = {name: others[name].to_numpy()[order] for name in ("family", "alpha")}
-    return pd.concat([rows[rows["family"] == LOSSLESS], others.assign(**names)])
+    order = np.arange(len(rows))
+    (others,) = np.nonzero(rows["family"] != LOSSLESS)
+    order[others] = drawn.permutation(others)
+    return rows.assign(**{name: rows[name].to_numpy()[order] for name in ("family", "alpha")})
 
 
 def statistic(
