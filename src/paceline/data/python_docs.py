@@ -59,19 +59,18 @@ class PythonDocs(NamedTuple):
 def write_python_docs(folder: Path, packages: Iterable[str] = ()) -> PythonDocs:
     """Write the files into `folder`, each atomically.
 
-    Cost: parses the standard library twice, which takes seconds.
+    Cost: parses the standard library, which takes seconds.
 
     Raises:
         UsageError: a package is not installed, or has no Python source.
     """
     places = [place for name in packages for place in _package_places(name)]
-    found = [*topics.topics.values(), *read_docstrings(standard_library())]
-    documents = list(dict.fromkeys(_long_enough(found)))
+    docstrings, names, code = _read(standard_library())
+    documents = list(dict.fromkeys(_long_enough([*topics.topics.values(), *docstrings])))
     train = [document for document in documents if not is_held_out(document)]
     held_out = [document for document in documents if is_held_out(document)]
     prompts = [document for document in held_out if len(document) >= _SHORTEST_PROMPT]
     beginnings = [text[:_BEGINNING] for text in train if len(text) >= _SHORTEST_PROMPT]
-    names, code = _names_and_functions(standard_library())
     others = _long_enough(text for place in places for text in read_docstrings(place))
     pretraining = dict.fromkeys([*train, *(text for text in others if not is_held_out(text))])
     texts = train, held_out, prompts, beginnings, names, code, pretraining
@@ -126,11 +125,15 @@ def read_docstrings(root: Path) -> Iterator[str]:
     Cost: parses every file; seconds for the standard library.
     """
     for _, _, tree in _parsed_files(root):
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                text = ast.get_docstring(node)
-                if text and not HALF_PAIR.search(text):
-                    yield text
+        yield from _docstrings(tree)
+
+
+def _docstrings(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.ClassDef, *_FUNCTIONS)):
+            text = ast.get_docstring(node)
+            if text and not HALF_PAIR.search(text):
+                yield text
 
 
 def _parsed_files(root: Path) -> Iterator[tuple[Path, str, ast.Module]]:
@@ -160,14 +163,15 @@ def is_held_out(document: str, share: float = _HELD_OUT_SHARE) -> bool:
     return int(_digest(document)[:8], 16) / 2**32 < share
 
 
-def _names_and_functions(root: Path) -> tuple[Iterable[str], Iterable[str]]:
-    """Names of objects whose docstrings are held out, and functions that are held out."""
-    names, functions = dict[str, None](), dict[str, None]()
+def _read(root: Path) -> tuple[list[str], Iterable[str], Iterable[str]]:
+    """Docstrings, names of objects whose docstrings are held out, functions that are held out."""
+    docstrings, names, functions = list[str](), dict[str, None](), dict[str, None]()
     for path, source, tree in _parsed_files(root):
+        docstrings += _docstrings(tree)
         module = ".".join(path.relative_to(root).with_suffix("").parts)
         names |= dict.fromkeys(_names(module.removesuffix(".__init__"), tree))
         functions |= dict.fromkeys(filter(is_held_out, _functions(source, tree)))
-    return names, functions
+    return docstrings, names, functions
 
 
 def _names(module: str, tree: ast.Module) -> Iterator[str]:
