@@ -132,7 +132,7 @@ NO_VALUE = "(a value that its type does not have)"
         ("a: b: c", "is not valid YAML"),
         ("steps: many\nname: 3\nextra: 1", "steps: ... name: ... extra: "),
         ("steps: &a [*a]", "a value is nested in itself"),
-        ("steps: " + "[" * 3000, "not valid YAML (it is nested too deeply)"),
+        ("steps: " + "[" * 1000, "not valid YAML (it is nested too deeply)"),
         ("steps: " + "9" * 5000, f"not valid YAML {NO_VALUE}"),
         ("note: !!bool x", f"not valid YAML {NO_VALUE}"),
         ('note: !!int ""', f"not valid YAML {NO_VALUE}"),

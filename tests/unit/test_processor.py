@@ -141,10 +141,17 @@ def test_a_failure_is_one_line():
         list(in_processes(_fails, [7], 2))
 
 
+# without torch and transformers, whose imports take seconds
 _LEFT = textwrap.dedent("""
-    import time
+    import sys, time
+    from multiprocessing.context import BaseContext
     from pathlib import Path
+    from unittest.mock import MagicMock
     from paceline.processes import in_processes
+
+    sys.modules["torch"] = MagicMock(**{"get_num_threads.return_value": 2})
+    sys.modules["torch"].cuda.is_available.return_value = False
+    BaseContext.set_forkserver_preload = lambda *_: None
 
     def work(path):
         Path(path).write_text("begun")
