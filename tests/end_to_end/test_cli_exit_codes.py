@@ -248,9 +248,8 @@ def test_a_disk_without_room_for_checkpoints_is_said_first(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("command", ["analyze -h", "validate measure --defaults"])
-def test_a_reader_that_ends_is_no_error(command: str):
-    program = [sys.executable, "-m", "paceline", *command.split()]
+def test_a_reader_that_ends_is_no_error():
+    program = [sys.executable, "-m", "paceline", "analyze", "-h"]
     read, write = os.pipe()
     os.close(read)
     done = subprocess.run(program, stdout=write, stderr=subprocess.PIPE, check=False)

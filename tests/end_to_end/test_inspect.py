@@ -10,7 +10,6 @@ import torch
 from transformers import AutoModelForCausalLM, BertConfig, BertLMHeadModel, Qwen3NextConfig
 
 from support.models import tiny_hf, tiny_tokenizer
-from support.processes import finish, start
 from support.runs import write_corpus
 from support.texts import Run, succeeded
 
@@ -95,13 +94,3 @@ def test_a_type_of_16_bits_is_shown(run: Run, tmp_path: Path, monkeypatch: pytes
     facts = facts_of(run, tmp_path)["facts"]
     count = sum(weight.numel() for weight in hf.parameters())
     assert facts["parameters"] == f"{count:,} in bfloat16"
-
-
-@pytest.mark.slow
-def test_the_collector_of_garbage_leaves_alone_what_imports_make(pair_folder: Path):
-    """A collection of everything for each quarter that objects grow by takes half a second."""
-    program = "import gc; from paceline.cli.main import main\n"
-    program += "try: main()\nfinally: print(gc.get_stats()[2]['collections'])"
-    done = finish(start(program, "inspect", pair_folder / "target"))
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout.split()[-1]) <= 1

@@ -75,12 +75,16 @@ def test_a_variant_is_named_or_written_as_yaml(word: str, rule: Rule):
 
 
 def program(*words: str, cache: Path, **variables: str) -> str:
-    """Output of the command line, and whether it loaded PyTorch."""
+    """Output of the command line, and whether it loaded PyTorch.
+
+    A collection of all that imports make, for each quarter that it grows by, would take long.
+    """
     text = (
-        "import sys, paceline.cli.main as cli\n"
+        "import gc, sys, paceline.cli.main as cli\n"
         f"sys.argv = ['paceline', *{words}]\n"
         "try: cli.main()\n"
         "except SystemExit: pass\n"
+        "assert gc.get_stats()[2]['collections'] < 2\n"
         "print('torch' in sys.modules)"
     )
     environment = {**os.environ, "PACELINE_CACHE": str(cache), **variables}
