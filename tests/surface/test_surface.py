@@ -5,18 +5,16 @@ import importlib
 import json
 import subprocess
 import sys
-from dataclasses import FrozenInstanceError
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 import typer.main
-from pydantic import ValidationError
 from record_surface import FILE, parameters, surface
 
 import paceline
 from paceline.cli.main import app
-from paceline.core.rules import AnyRule, Lenient, Lossless, Lossy, Rule
+from paceline.core.rules import AnyRule, Lossless, Rule
 from paceline.core.sampling import SamplingParams
 from paceline.decode import SpeculativeDecoder
 from support.models import tiny_model
@@ -36,25 +34,10 @@ def test_rules_share_one_signature(rule: type[Rule], method: str):
     assert parameters(getattr(rule, method)) == ["self", "at"]
 
 
-@pytest.mark.parametrize(
-    ("rule", "attribute"), [(Lossy(0.3), "alpha"), (Lenient("linear", 0.5), "epsilon")]
-)
-def test_rules_cannot_be_changed(rule: Rule, attribute: str):
-    with pytest.raises(FrozenInstanceError):
-        setattr(rule, attribute, 0.1)
-
-
 def test_sampling_params_have_the_documented_defaults():
     params = SamplingParams(temperature=0.7)
     assert (params.temperature, params.top_p, params.top_k) == (0.7, 1.0, 0)
     assert (SamplingParams().temperature, params.repetition_penalty) == (1.0, 1.0)
-
-
-def test_sampling_params_refuse_change_and_unknown_keys():
-    with pytest.raises(ValidationError):
-        SamplingParams().temperature = 0.5  # pyright: ignore
-    with pytest.raises(ValidationError):
-        SamplingParams.model_validate({"topk": 3})
 
 
 def test_decoders_default_to_lossless_sampling_of_the_model_as_it_is():
@@ -110,18 +93,19 @@ def test_the_package_offers_the_names_that_type_checkers_see():
         paceline.teacher  # noqa: B018
 
 
-def test_verbs_that_are_named_as_a_package_are_offered_under_a_name_of_their_own():
+def test_verbs_that_are_named_as_a_package_are_offered_under_a_name_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+):
     """`paceline.measure` is the package whatever was imported before."""
-    program = (
-        "import paceline; before = paceline.measure, paceline.export, paceline.bench; "
-        "verbs = paceline.measure_draft, paceline.export_draft, paceline.run_bench; "
-        "print(*(found.__name__ for found in (*before, paceline.measure, *verbs)))"
-    )
-    run = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    packages = "paceline.measure paceline.export paceline.bench paceline.measure"
-    assert run.stdout.split() == [*packages.split(), "measure", "export", "bench"]
+    names = ("measure", "export", "bench")
+    for name in names:
+        monkeypatch.delattr(paceline, name, raising=False)
+    for _ in range(2):
+        assert [getattr(paceline, name).__name__ for name in names] == [
+            f"paceline.{name}" for name in names
+        ]
+        verbs = paceline.measure_draft, paceline.export_draft, paceline.run_bench
+        assert [verb.__name__ for verb in verbs] == list(names)
 
 
 def test_the_package_is_the_command_with_its_error_and_exit_code(tmp_path: Path):

@@ -22,7 +22,6 @@ from paceline.decode.decoder import Decoder
 from paceline.decode.draft_policies import DraftPolicy
 from paceline.models import prepare_for_decoding
 from paceline.models.prepare import with_cuda_graphs
-from paceline.rng import named_generator
 from support.fakes import TableModel
 from support.models import tiny_pair
 
@@ -187,43 +186,8 @@ def test_a_context_limit_cuts_each_row_where_it_would_be_cut_alone(
         assert len(prompt) + len(generation.tokens) == 24
 
 
-ROWS = [[1], [2, 0, 3, 3], [4, 1]]
-
-
 def baseline(**options: object) -> TableModel:
     return TableModel.random(6, order=2, seed=1, spread=1.5, **options)  # pyright: ignore
-
-
-def loop(
-    model: TableModel, prompt: list[int], count: int, seed: int, *, penalty: float
-) -> list[int]:
-    """Temperature 0.8, then the three likeliest tokens, one token at a time."""
-    rng = named_generator(seed, "choose")
-    text = list(prompt)
-    for _ in range(count):
-        logits = model.log_probs(text).tolist()
-        logits = [x * penalty if v in text else x for v, x in enumerate(logits)]
-        weights = [math.exp(x / 0.8) for x in logits]
-        third = sorted(weights)[-3]
-        weights = [w if w >= third else 0.0 for w in weights]
-        point = float(torch.rand(1, generator=rng, dtype=torch.float64)) * sum(weights)
-        token = 0
-        while point >= weights[token]:
-            point -= weights[token]
-            token += 1
-        text.append(token)
-    return text[len(prompt) :]
-
-
-@pytest.mark.parametrize("penalty", [1.0, 1.5])
-def test_sampling_equals_a_loop_with_the_same_uniforms(penalty: float):
-    sampling = SamplingParams(temperature=0.8, top_k=3, repetition_penalty=penalty)
-    found = AutoregressiveDecoder(baseline(), sampling).generate(ROWS, 30, seed=[5, 6, 5])
-    expected = [
-        loop(baseline(), prompt, 30, seed, penalty=penalty)
-        for prompt, seed in zip(ROWS, (5, 6, 5), strict=True)
-    ]
-    assert [generation.tokens for generation in found] == expected
 
 
 def test_greedy_decoding_does_not_depend_on_the_seed_and_sampling_does():
