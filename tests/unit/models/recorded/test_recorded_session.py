@@ -56,7 +56,7 @@ SAMPLINGS = [
 ]
 samplings = pytest.mark.parametrize("sampling", SAMPLINGS, ids=repr)
 # a penalty is applied pass by pass, as elsewhere, whatever the rule
-in_one_pass = pytest.mark.parametrize("sampling", SAMPLINGS[:3], ids=repr)
+IN_ONE_PASS = SAMPLINGS[:3]
 
 
 @functools.cache
@@ -75,19 +75,26 @@ def compare(decoder_of: Callable[..., Any], architecture: str = "llama") -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("architecture", "settings"),
+    ("architecture", "settings", "sampling"),
     [
-        *(("llama", {"rule": rule}) for rule in RULES),
-        *((name, {"policy": Confident(0.2)}) for name in ("mistral", "qwen2", "qwen3")),
+        *(("llama", {"rule": rule}, IN_ONE_PASS[2]) for rule in RULES),
         *(
-            ("llama", {"rule": rule, "draft_sampling": SamplingParams(temperature=at, top_k=20)})
-            for rule in (Lossless(), Lossy(0.3, "tuned"), Diff(0.1))
+            ("llama", {"rule": rule}, sampling)
+            for rule in RULES[:2]
+            for sampling in IN_ONE_PASS[:2]
+        ),
+        *(
+            (name, {"policy": Confident(0.2)}, sampling)
+            for name, sampling in zip(("mistral", "qwen2", "qwen3"), IN_ONE_PASS, strict=True)
+        ),
+        *(
+            ("llama", {"rule": rule, "draft_sampling": SamplingParams(temperature=at, top_k=20)}, s)
+            for rule, s in ((Lossless(), IN_ONE_PASS[2]), (Lossy(0.3, "tuned"), IN_ONE_PASS[1]))
             for at in (0.0, 0.5)
         ),
     ],
     ids=repr,
 )
-@in_one_pass
 def test_blocks_give_the_text_that_they_give_elsewhere(
     architecture: str, settings: dict[str, Any], sampling: SamplingParams
 ):
@@ -114,14 +121,17 @@ def test_a_text_that_outgrows_its_room_moves_to_a_larger_one(monkeypatch: pytest
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("architecture", "kept"),
+    ("architecture", "kept", "sampling"),
     [
-        *((name, None) for name in ("llama", "gemma3_text", "bloom", "qwen3_moe", "gpt_oss")),
-        ("llama", 20),
-        ("gpt2", 20),
+        *(("llama", None, sampling) for sampling in IN_ONE_PASS),
+        *(
+            (name, None, IN_ONE_PASS[2])
+            for name in ("gemma3_text", "bloom", "qwen3_moe", "gpt_oss")
+        ),
+        ("gpt2", 20, IN_ONE_PASS[2]),
     ],
+    ids=repr,
 )
-@in_one_pass
 def test_neither_half_of_a_block_asks_the_device(
     monkeypatch: pytest.MonkeyPatch, sampling: SamplingParams, architecture: str, kept: int | None
 ):
