@@ -44,19 +44,13 @@ from paceline.models.contract import ModelSession
 from support import exact
 from support.borders import Law, num_wrong, walk_while_sure, walk_whole, walks
 from support.broken_rules import (
-    AcceptsEverything,
     AcceptsLess,
-    AcceptsTheWrongWayRound,
     AimWithTarget,
     BonusFromTarget,
-    ComparesOneHot,
     ComparesWithTheDraft,
     CutsBeforeItCompares,
     ForgetsWhatWasGivenUp,
     KeepsWithProbability,
-    LeavesOutLenience,
-    RecoversBySampling,
-    RecoversFromTarget,
     ResidualOfLess,
     ResidualWithTarget,
     SoftmaxesTheResidual,
@@ -84,16 +78,14 @@ from support.laws import (
 from support.rules import Pair, length, table, using
 
 CASES = [
-    # block lengths by turns too: 7 of them beside 5 settings and 6 ways
-    *(
-        (*case, gamma)
-        for case, gamma in zip(
-            product([*LOOSE, *AIMED], SETTINGS), cycle((1, 4, 3, 1, 4, 2, 4)), strict=False
-        )
-    ),
+    # by turns too: three of the settings for each rule, and block lengths
+    *zip([*LOOSE, *AIMED] * 3, cycle(SETTINGS), cycle((1, 4, 3, 1, 4, 2, 4)), strict=False),
     *product([str(Lossless()), str(Lossy(0.6)), "chow"], MORE, (3,)),
-    *product(AT_0, AT_TEMPERATURE_0, (1, 3)),
-    *product(AIMED, ["greedy", "both greedy"], (3,)),
+    *(
+        (*case, g)
+        for case, g in zip(product(AT_0, AT_TEMPERATURE_0), cycle((1, 3, 3)), strict=False)
+    ),
+    *zip(AIMED, cycle(["greedy", "both greedy"]), cycle((3,)), strict=False),
 ]
 
 
@@ -199,9 +191,8 @@ def while_sure(decoder: Decoder, models: exact.Models, most: int, rollback: floa
     return num_wrong(decoder, paths, batch_size=150)
 
 
-@pytest.mark.parametrize("setting", ["plain", "cool", "all"])
+@pytest.mark.parametrize(("setting", "most"), [("plain", 3), ("all", 1), ("all", 3)])
 @pytest.mark.parametrize("rollback", [None, 1.9])
-@pytest.mark.parametrize("most", [1, 3])
 def test_a_draft_that_writes_while_it_is_sure(setting: str, rollback: float | None, most: int):
     """TokenCascade without, BiLD with rollback."""
     pair = Pair(1, *SETTINGS[setting])
@@ -238,10 +229,9 @@ def oracle(pair: Pair, name: str, rule: Rule) -> int:
     return num_wrong(decoder, walks(stated, PROMPTS, COUNT), batch_size=150)
 
 
-@pytest.mark.parametrize("setting", ["cool", "all"])
 @pytest.mark.parametrize("name", ORACLES)
-def test_an_oracle_cascade_follows_the_rules_aim(name: str, setting: str):
-    pair = Pair(1, *SETTINGS[setting])
+def test_an_oracle_cascade_follows_the_rules_aim(name: str):
+    pair = Pair(1, *SETTINGS["all"])
     assert oracle(pair, name, AIMED[name][0]) == 0
     assert oracle(pair, name, Chow(1.0)) >= CAUGHT
 
@@ -271,12 +261,7 @@ def test_a_sequence_cascade_keeps_probable_responses_and_lets_the_target_answer_
 
 LENIENT = str(Lenient("linear", 0.3))
 BROKEN: list[tuple[Rule, str, str]] = [
-    *product(
-        [RecoversFromTarget(), SoftmaxesTheResidual(), AcceptsTheWrongWayRound()],
-        [str(Lossless())],
-        ["plain"],
-    ),
-    (AcceptsEverything(), str(Lossless()), "plain"),
+    (SoftmaxesTheResidual(), str(Lossless()), "plain"),
     (AcceptsLess(), str(Lossless()), "plain"),
     (ResidualOfLess(), str(Lossless()), "plain"),
     (ResidualWithTarget(), str(Lossless()), "plain"),
@@ -298,17 +283,8 @@ BROKEN: list[tuple[Rule, str, str]] = [
     (WeighsWithTwiceTheDistance(0.2), "opt", "plain"),
     (UntunedAim(0.4, "tuned"), "tuned", "plain"),
     (Lossy(0.402, "tuned"), "tuned", "plain"),
-    *product(
-        [
-            kind("linear", 0.3)
-            for kind in (
-                *(ComparesOneHot, ComparesWithTheDraft, LeavesOutLenience),
-                *(KeepsWithProbability, RecoversBySampling),
-            )
-        ],
-        [LENIENT],
-        ["greedy"],
-    ),
+    (ComparesWithTheDraft("linear", 0.3), LENIENT, "greedy"),
+    (KeepsWithProbability("linear", 0.3), LENIENT, "greedy"),
     (Lenient("square", 0.3), LENIENT, "greedy"),
     (Lenient("linear", 0.9), LENIENT, "greedy"),
     (Lossy(0.3), LENIENT, "greedy"),
@@ -316,15 +292,14 @@ BROKEN: list[tuple[Rule, str, str]] = [
 ]
 
 
-@pytest.mark.parametrize("gamma", [1, 4])
 @pytest.mark.parametrize(
     ("mutant", "name", "setting"),
     BROKEN,
     ids=[f"{type(mutant).__name__} {mutant}" for mutant, *_ in BROKEN],
 )
-def test_a_broken_rule_is_caught(mutant: Rule, name: str, setting: str, gamma: int):
+def test_a_broken_rule_is_caught(mutant: Rule, name: str, setting: str):
     pair = Pair(1, *(SETTINGS | MORE | AT_TEMPERATURE_0)[setting])
-    _, stated = law(pair, name, gamma)
+    _, stated = law(pair, name, 4)
     assert wrong(pair, mutant, stated) >= CAUGHT
 
 
@@ -400,7 +375,6 @@ class VerifiesWithTheDraftsSampling(SpeculativeDecoder):
             return super()._verify(*given)
 
 
-@pytest.mark.parametrize("gamma", [1, 4])
 @pytest.mark.parametrize(
     ("mutant", "setting"),
     [
@@ -411,15 +385,12 @@ class VerifiesWithTheDraftsSampling(SpeculativeDecoder):
         *product([ReturnsUnshapedDraft], ["cool", "top_k", "top_p"]),
     ],
 )
-def test_a_q_that_is_not_the_proposal_is_caught(
-    mutant: type[SpeculativeDecoder], setting: str, gamma: int
-):
+def test_a_q_that_is_not_the_proposal_is_caught(mutant: type[SpeculativeDecoder], setting: str):
     pair = Pair(1, *(SETTINGS | MORE)[setting])
-    assert wrong(pair, *law(pair, str(Lossless()), gamma), kind=mutant) >= CAUGHT
+    assert wrong(pair, *law(pair, str(Lossless()), 4), kind=mutant) >= CAUGHT
 
 
-@pytest.mark.parametrize("name", [str(Lossless()), LENIENT])
-@pytest.mark.parametrize("gamma", [1, 3])
+@pytest.mark.parametrize(("name", "gamma"), [(str(Lossless()), 1), (LENIENT, 3)])
 def test_a_bonus_token_drawn_from_the_draft_is_caught(name: str, gamma: int):
     pair = Pair(1)
 

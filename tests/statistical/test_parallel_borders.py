@@ -56,7 +56,12 @@ def parallel(
         (*case, gamma, way)
         for case, gamma, way in zip(
             [
-                *product([*LOOSE, *AIMED], ["plain", "cool", "greedy drafts", "nucleus"]),
+                # by turns, two of the settings for each rule
+                *zip(
+                    [*LOOSE, *AIMED] * 2,
+                    cycle(["plain", "cool", "greedy drafts", "nucleus"]),
+                    strict=False,
+                ),
                 *product(AT_0, ["greedy"]),
             ],
             cycle((1, 2, 3, 2, 4)),

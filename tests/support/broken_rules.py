@@ -12,28 +12,12 @@ from paceline.core.rules import (
     Lossy,
     Opt,
     TokenV2,
-    capped_ratio,
 )
-
-
-class RecoversFromTarget(Lossless):
-    def residual_at(self, at: Position) -> Tensor:
-        return at.target
 
 
 class SoftmaxesTheResidual(Lossless):  # transformers#28508
     def residual_at(self, at: Position) -> Tensor:
         return (at.target - at.draft).clamp(min=0).softmax(-1)
-
-
-class AcceptsTheWrongWayRound(Lossless):
-    def accept_at(self, at: Position) -> Tensor:
-        return capped_ratio(at.draft, at.target)
-
-
-class AcceptsEverything(Lossless):
-    def accept_at(self, at: Position) -> Tensor:
-        return torch.ones_like(at.target)
 
 
 class AcceptsLess(Lossless):
@@ -112,25 +96,11 @@ class UntunedAim(Lossy):
         return aim / aim.sum(-1, keepdim=True)
 
 
-class ComparesOneHot(Lenient):
-    """p at temperature 0 in place of p untempered."""
-
-    def accept_at(self, at: Position) -> Tensor:
-        return super().accept_at(Position.of(at.target, at.draft))
-
-
 class ComparesWithTheDraft(Lenient):
     """f(p_raw) against max q."""
 
     def accept_at(self, at: Position) -> Tensor:
         return (self.relaxed(at.target_raw) >= at.draft.amax(-1, keepdim=True)).float()
-
-
-class LeavesOutLenience(Lenient):
-    """p_raw against its maximum: only ties are kept."""
-
-    def accept_at(self, at: Position) -> Tensor:
-        return (at.target_raw >= at.target_raw.amax(-1, keepdim=True)).float()
 
 
 class KeepsWithProbability(Lenient):
@@ -139,11 +109,6 @@ class KeepsWithProbability(Lenient):
     def accept_at(self, at: Position) -> Tensor:
         peak = at.target_raw.amax(-1, keepdim=True)
         return (self.relaxed(at.target_raw) / peak).clamp(max=1)
-
-
-class RecoversBySampling(Lenient):
-    def residual_at(self, at: Position) -> Tensor:
-        return at.target_raw
 
 
 class CutsBeforeItCompares(Lenient):
