@@ -23,15 +23,14 @@ from support.runs import align_config, losses, two_processes, write_corpus, writ
 RowsOfSteps = list[list[TokenRow]]
 
 
-ARCHITECTURES = ("llama", "t5_v1_1", "marian")
+ARCHITECTURES = ("llama", "t5_v1_1")
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Pairs of unequal lengths, so that means of means would differ from the mean."""
     # small weights: rounding must not grow until another token is drawn
-    small: dict[str, Any] = {"llama": {"initializer_range": 0.2}, "marian": {"init_std": 0.3}}
-    small["t5_v1_1"] = {"initializer_factor": 0.7}
+    small = {"llama": {"initializer_range": 0.2}, "t5_v1_1": {"initializer_factor": 0.7}}
     words = ["the", "rain", "in", "an inn", "another man", "ran there", "a", "the thin thread"]
     rows = [
         {"prompt": word, "completion": " and ".join([word] * (1 + index))}
@@ -39,7 +38,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     ]
     found: dict[str, Path] = {}
     for architecture in ARCHITECTURES:
-        place, own = tmp_path_factory.mktemp(architecture), small.get(architecture, {})
+        place, own = tmp_path_factory.mktemp(architecture), small[architecture]
         write_pair(place, rounded_to=torch.float32, architecture=architecture, **own)
         write_corpus(place / "corpus.jsonl", rows)
         found[architecture] = place
@@ -97,8 +96,6 @@ def plain_losses(
     for module in draft.modules():
         if isinstance(module, torch.nn.Embedding):
             module.padding_idx = None  # a token like any other, where it is read
-        if type(module).__name__ == "MarianSinusoidalPositionalEmbedding":
-            module.requires_grad_(False)  # transformers trains this constant from 5.24 on
     optimizer = torch.optim.AdamW(draft.parameters(), lr=3e-3, weight_decay=0.0)
     found = []
     for rows in rows_of_steps:
@@ -140,16 +137,19 @@ CONSTANT = {
 
 
 @pytest.mark.parametrize(
-    ("settings", "loss"),
+    ("folder", "settings", "loss"),
     [
-        ({"recipe": "supervised_kd"}, kl),
-        ({"recipe": "gkd"}, kl),
-        ({"recipe": "seq_kd"}, cross_entropy),
+        ("llama", {"recipe": "supervised_kd"}, kl),
+        ("llama", {"recipe": "gkd"}, kl),
+        ("t5_v1_1", {"recipe": "gkd"}, kl),
+        ("t5_v1_1", {"recipe": "seq_kd"}, cross_entropy),
         (
+            "llama",
             {"objective": [{"kind": "forward_kl", "weight": 2}, {"kind": "tvd", "weight": 0.5}]},
             kl_and_overlap,
         ),
     ],
+    indirect=["folder"],
 )
 def test_align_is_the_plain_loop_that_one_would_write_first(
     folder: Path,
@@ -167,10 +167,7 @@ def test_align_is_the_plain_loop_that_one_would_write_first(
     [
         ("llama", "sequence", "supervised_kd"),
         ("llama", "token", "gkd"),
-        ("t5_v1_1", "sequence", "gkd"),
         ("t5_v1_1", "token", "supervised_kd"),
-        ("marian", "sequence", "supervised_kd"),
-        ("marian", "token", "gkd"),
     ],
     indirect=["folder"],
 )
@@ -196,7 +193,7 @@ def rounds(**settings: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("folder", "train_prompts"),
-    [("llama", False), ("llama", True), ("t5_v1_1", False), ("marian", False)],
+    [("llama", False), ("llama", True), ("t5_v1_1", False)],
     indirect=["folder"],
 )
 def test_text_scored_while_it_is_written_trains_like_text_scored_afterwards(
@@ -289,7 +286,11 @@ def test_seq_kd_trains_on_text_of_the_target_and_on_nothing_else(
         assert written == continuation(folder / "target", row, 8)
 
 
-@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("folder", "precision"),
+    [("llama", torch.float32), ("llama", torch.bfloat16), ("t5_v1_1", torch.bfloat16)],
+    indirect=["folder"],
+)
 def test_gkd_trains_on_text_of_the_draft_as_the_last_step_left_it(
     folder: Path, tmp_path: Path, seen: RowsOfSteps, precision: torch.dtype
 ):
@@ -325,8 +326,7 @@ IN_TWO_PROCESSES: dict[str, dict[str, Any]] = {
 # objectives read logits, whatever the architecture
 PAIRED = [
     *(("llama", name) for name in IN_TWO_PROCESSES),
-    *(("t5_v1_1", name) for name in ("imit_kd", "sampled")),
-    *(("marian", name) for name in ("exact", "few tokens")),
+    ("t5_v1_1", "imit_kd"),
 ]
 
 

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from functools import cache
-from itertools import product
+from itertools import cycle, product
 from typing import Any
 
 import pytest
@@ -21,7 +21,7 @@ from paceline.decode import (
 from paceline.errors import ContextLengthError, UsageError
 from paceline.models import HfModel, prepare_for_decoding, wrap_model
 from paceline.models.compatibility import check_same_vocabulary
-from support.models import ENCODER_DECODERS, tiny_hf, tiny_model
+from support.models import tiny_hf, tiny_model
 
 GREEDY = SamplingParams(temperature=0)
 NEW = 16
@@ -76,18 +76,13 @@ def tokens(decoder: Any, prompts: list[list[int]], **options: Any) -> list[list[
     return [one.tokens for one in decoder.generate(prompts, NEW, **options)]
 
 
-@pytest.mark.parametrize("architecture", ENCODER_DECODERS)
-def test_texts_differ_from_source_to_source_or_nothing_here_would_prove_much(architecture: str):
-    assert len({tuple(text) for text in wanted(architecture)}) >= 6
-
-
 @pytest.mark.parametrize(
     ("architecture", "batch_size", "gamma"),
     [
         *product(["t5", "t5_v1_1", "bart", "marian"], [1], [5]),
-        *product(["t5", "t5_v1_1", "bart", "marian"], [4], [1]),
+        *product(["t5_v1_1", "bart"], [4], [1]),
         # these share their decoder code with T5 and BART
-        *product(["mt5", "umt5", "mbart", "pegasus"], [4], [5]),
+        *product(["umt5", "mbart", "pegasus"], [4], [5]),
     ],
 )
 def test_greedy_text_is_that_of_transformers(architecture: str, batch_size: int, gamma: int):
@@ -97,24 +92,21 @@ def test_greedy_text_is_that_of_transformers(architecture: str, batch_size: int,
         target, draft = prepare_for_decoding(target), prepare_for_decoding(draft)
     decoder = SpeculativeDecoder(target, draft, gamma=gamma, sampling=GREEDY)
     assert tokens(decoder, sources(), batch_size=batch_size) == wanted(architecture)
+    assert len({tuple(text) for text in wanted(architecture)}) >= 6, "else it would prove little"
 
 
-@pytest.mark.parametrize("architecture", ["t5", "t5_v1_1", "bart"])
+@pytest.mark.parametrize("architecture", ["t5", "bart"])
 def test_plain_decoding_is_that_of_transformers(architecture: str):
     decoder = AutoregressiveDecoder(models(architecture)[0], GREEDY)
     assert tokens(decoder, sources(), batch_size=4) == wanted(architecture)
 
 
-@pytest.mark.parametrize("architecture", ["t5_v1_1", "marian"])
 @pytest.mark.parametrize(
-    "sampling",
+    ("architecture", "sampling"),
     [
-        SamplingParams(),
-        SamplingParams(temperature=0.6, top_p=0.9),
-        SamplingParams(top_k=7, repetition_penalty=1.3),
-        GREEDY,
+        ("t5_v1_1", SamplingParams(temperature=0.6, top_p=0.9)),
+        ("marian", SamplingParams(top_k=7, repetition_penalty=1.3)),
     ],
-    ids=str,
 )
 def test_a_draft_equal_to_its_target_is_always_accepted(
     architecture: str, sampling: SamplingParams
@@ -141,8 +133,9 @@ DECODERS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("architecture", ["t5_v1_1", "bart"])
-@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize(
+    ("name", "architecture"), [*zip(DECODERS, cycle(["t5_v1_1", "bart"]), strict=False)]
+)
 def test_a_text_depends_on_its_own_source_and_seed_alone(architecture: str, name: str):
     decoder, prompts = DECODERS[name](*models(architecture)), sources()[:5]
     together = tokens(decoder, prompts, seed=5, batch_size=3)
@@ -211,14 +204,6 @@ def test_what_cannot_be_used_is_one_line():
         wrap_model(tiny_hf("t5", decoder_start_token_id=None))
 
 
-def test_settings_of_generate_that_are_not_applied_are_named():
-    hf = tiny_hf("marian")
-    hf.generation_config.num_beams = 4  # pyright: ignore
-    hf.generation_config.bad_words_ids = [[2], [3, 4]]  # pyright: ignore
-    with pytest.warns(UserWarning, match=r"num_beams=4, bad_words_ids=\[\[2\], \[3, 4\]\];"):
-        wrap_model(hf)
-
-
 def banning(architecture: str, **options: Any) -> Any:
     """A model that may not emit the tokens it emits most often."""
     hf = tiny_hf(architecture, **options)
@@ -238,8 +223,9 @@ def banned_texts(architecture: str) -> list[list[int]]:
     return generate_all(banning(architecture))
 
 
-@pytest.mark.parametrize("prepared", [False, True])
-@pytest.mark.parametrize("architecture", ["t5_v1_1", "marian"])
+@pytest.mark.parametrize(
+    ("architecture", "prepared"), [("t5_v1_1", True), ("marian", True), ("marian", False)]
+)
 def test_banned_tokens_are_those_of_transformers(architecture: str, prepared: bool):
     """Converted OPUS models ban the pad token, whose logit is 0, as bad_words_ids."""
     hf = banning(architecture)
