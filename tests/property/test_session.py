@@ -163,7 +163,7 @@ hard = example(
 runs = given(prompts=st.lists(prompt, min_size=1, max_size=4), steps=st.lists(step, max_size=8))
 
 
-@pytest.mark.parametrize("architecture", [*CONFIGS, "t5", "t5_v1_1", "umt5", "bart", "marian"])
+@pytest.mark.parametrize("architecture", [*CONFIGS, "t5_v1_1", "umt5", "bart", "marian"])
 @few
 @hard
 @runs
@@ -177,8 +177,8 @@ def test_any_session_equals_a_plain_pass_over_what_it_kept(
 @pytest.mark.parametrize(
     ("architecture", "weights"),
     [
-        *product(["llama", "mistral", "qwen2", "qwen3"], ["auto"]),
-        *product(["llama", "qwen2"], ["int8"]),
+        *product(["mistral", "qwen2", "qwen3"], ["auto"]),
+        ("llama", "int8"),
     ],
 )
 @few
@@ -193,6 +193,10 @@ def test_the_compiled_pass_changes_nothing(
     play(native_model_of(architecture, weights), prompts, steps)
 
 
+# of Llama-like ones, blocks in rooms are compared in unit/models/recorded/test_recorded_session.py
+ROOMS = [name for name in CONFIGS if name not in ("qwen2", "qwen3", "opt")]
+
+
 @cache
 def fixed_model_of(architecture: str) -> HfModel:
     """As a GPU reads it, but nothing is recorded here."""
@@ -201,7 +205,7 @@ def fixed_model_of(architecture: str) -> HfModel:
     return prepared
 
 
-@pytest.mark.parametrize("architecture", [*CONFIGS, "gemma2", "cohere2", *EXPERTS])
+@pytest.mark.parametrize("architecture", [*ROOMS, "gemma2", "cohere2", *EXPERTS])
 @few
 @hard
 @runs
