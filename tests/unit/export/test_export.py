@@ -56,7 +56,7 @@ def logits(path: Path) -> torch.Tensor:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "mistral"])
+@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
 def test_a_draft_gets_its_targets_rows_and_stays_what_it_is(architecture: str, tmp_path: Path):
     folder = models(tmp_path, architecture)
     run(folder)
@@ -125,8 +125,9 @@ def test_a_vocabulary_that_is_baked_in_holds_for_greedy_drafts_of_any_engine(tmp
 
 
 @pytest.mark.filterwarnings("ignore:with sdpa attention")  # Gemma 2, up to transformers 5.20
-@pytest.mark.parametrize("to", ["vllm", "sglang", "transformers"])
-@pytest.mark.parametrize("architecture", ["gemma2", "cohere2"])
+@pytest.mark.parametrize(
+    ("architecture", "to"), [("gemma2", "vllm"), ("cohere2", "sglang"), ("gemma2", "transformers")]
+)
 def test_a_vocabulary_is_baked_only_for_engines_that_read_a_head(
     architecture: str, to: str, tmp_path: Path
 ):
@@ -163,8 +164,7 @@ def test_a_tokenizer_that_reads_otherwise_is_refused_and_one_that_says_it_otherw
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("to", ["vllm", "llamacpp"])
-@pytest.mark.parametrize("where", ["rows", "weights"])
+@pytest.mark.parametrize(("to", "where"), [("vllm", "rows"), ("llamacpp", "weights")])
 def test_an_export_that_gives_something_else_is_not_kept(
     to: str, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -251,7 +251,7 @@ def test_the_run_beside_a_draft_names_its_target_and_how_it_was_trained(tmp_path
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("architecture", "stored"),
-    [("llama", "bfloat16"), ("llama", "float16"), ("qwen2", "float32"), ("qwen3", "float32")],
+    [("llama", "bfloat16"), ("qwen2", "float32"), ("qwen3", "float16")],
 )
 def test_a_gguf_file_gives_the_drafts_logits(architecture: str, stored: str, tmp_path: Path):
     folder = models(tmp_path, architecture)
