@@ -220,8 +220,8 @@ def test_an_engine_is_started_without_and_with_the_draft_and_its_costs_give_a_ve
 ):
     pair_folder = write_pair(tmp_path / "pair", rounded_to=torch.float32)  # longer than noise
     costs = tmp_path / "costs.json"
-    timed = ["--set", "write_costs.gammas=[2]", "--set", "write_costs.batch_sizes=[1, 2]"]
-    timed += ["--set", "write_costs.num_rounds=12"]  # a busy machine spoils some
+    # 12 rounds, as a busy machine spoils some
+    timed = ["--set", "write_costs.gammas=[2]", "--set", "write_costs.num_rounds=12"]
     code, out, err = run(
         *given(pair_folder, *started, *timed, "--write-costs", str(costs), "--json")
     )
@@ -238,17 +238,17 @@ def test_an_engine_is_started_without_and_with_the_draft_and_its_costs_give_a_ve
     written = json.loads(costs.read_text())
     assert written == found["costs"]
     steps = [(one["gamma"], one["batch_size"]) for one in written["steps"]]
-    assert steps == [(0, 1), (0, 2), (2, 1), (2, 2)]
+    assert steps == [(0, 1), (2, 1)]
     assert all(one["seconds"]["value"] > 0 for one in written["steps"])
     pair = ["--target", str(pair_folder / "target"), "--draft", str(pair_folder / "target")]
     prompts = ["--prompts", str(Path(__file__).with_name("prompts.txt"))]
-    few = ["--set", "num_prompts=8", "--set", "max_new_tokens=12", "--set", "concurrency=2"]
+    few = ["--set", "num_prompts=8", "--set", "max_new_tokens=12"]
     code, out, err = run("measure", *pair, *prompts, *few, "--costs", str(costs), "--table")
     assert code in (0, 1, 3), err
     word = {0: "GO", 1: "NO-GO", 3: "UNDECIDED"}[code]
     head = rf"^{word}  expected .*x .* in llamacpp .* at gamma \d: 8 texts, temperature 1, raw"
     assert re.search(head, out, re.MULTILINE)
-    assert "one step of 2 requests in llamacpp" in out
+    assert "one step in llamacpp" in out
 
 
 @pytest.mark.parametrize(
