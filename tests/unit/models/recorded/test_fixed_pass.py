@@ -16,7 +16,7 @@ from torch._inductor.utils import run_and_get_code
 from transformers import AttentionMaskInterface
 
 from paceline.core.sampling import SamplingParams
-from paceline.decode import SpeculativeDecoder
+from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.errors import SlowerWarning
 from paceline.models import wrap_model
 from paceline.models.admission.model import EXACT, ROUNDED
@@ -51,24 +51,19 @@ def texts_of(model: Any, **options: Any) -> list[list[int]]:
 
 
 KINDS = ["sliding_attention", "full_attention", "sliding_attention"]
-DEPTHS: dict[str, list[dict[str, Any]]] = {
-    "gemma3_text": [{"num_hidden_layers": n, "layer_types": KINDS[:n]} for n in (2, 3)],
-    "gpt2": [{"n_layer": n} for n in (2, 3)],
-}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", DEPTHS)
 def test_layers_of_a_kind_share_one_function(
-    architecture: str, backend: CompileCounterWithBackend, monkeypatch: pytest.MonkeyPatch
+    backend: CompileCounterWithBackend, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("paceline.models.recorded.session._FEWEST_COLUMNS", 16)
     monkeypatch.setattr("paceline.models.recorded.session.SPARE", 0)  # texts move to 32 columns
     counts: list[int] = []
-    for settings in DEPTHS[architecture]:
+    for depth in (2, 3):
         torch._dynamo.reset()
         backend.clear()
-        hf = tiny_hf(architecture, **settings)
+        hf = tiny_hf("gemma3_text", num_hidden_layers=depth, layer_types=KINDS[:depth])
         ready: Any = with_cuda_graphs(wrap_model(hf), compiled=True)
         assert texts_of(ready, batch_size=1) == [generated(hf, prompt, 12) for prompt in PROMPTS]
         counts.append(backend.frame_count)
@@ -85,16 +80,20 @@ def test_generated_code_gives_the_text_of_generate():
     ready = with_cuda_graphs(wrap_model(hf), compiled=True)
     # no time for better machine code
     fast = {"cpp.vec_isa_ok": False, "aot_inductor.debug_compile": True}
+
+    def alone() -> list[list[int]]:
+        """Token by token: generated code for several would take as long again."""
+        decoder = AutoregressiveDecoder(ready, GREEDY)
+        return [text.tokens for text in decoder.generate(PROMPTS, 12, batch_size=1)]
+
     patched = inductor.patch({"force_disable_caches": True, **fast})
     with patched:
-        got, codes = run_and_get_code(texts_of, ready, batch_size=1)
+        got, codes = run_and_get_code(alone)
     assert got == [generated(hf, prompt, 12) for prompt in PROMPTS]
     layers = [code.partition("def call")[2] for code in codes]
-    layers = [code for code in layers if len(re.findall(r"extern_kernels\.b?mm\(", code)) == 6]
-    assert len(layers) == 2, "for one token and for several"
-    for code in layers:
-        assert 3 < len(re.findall(r"^ +cpp_fused\w*\(", code, re.MULTILINE)) <= 9
-        assert ".copy_(" not in code, "buffers are written in place"
+    (code,) = (code for code in layers if len(re.findall(r"extern_kernels\.b?mm\(", code)) == 6)
+    assert 3 < len(re.findall(r"^ +cpp_fused\w*\(", code, re.MULTILINE)) <= 9
+    assert ".copy_(" not in code, "buffers are written in place"
 
 
 def test_modules_that_cannot_be_compiled_run_as_they_are(monkeypatch: pytest.MonkeyPatch):
