@@ -72,7 +72,7 @@ def test_measure_times_passes_of_an_encoder_decoder(run, pair: Path):
 
 def test_verify_passes_and_catches_the_broken_rule(run, pair: Path):
     given = (*models(pair), "--prompts", pair / "pairs.jsonl", "--self-test", "--temperature", "2")
-    out = succeeded(run, "verify", *given, *sets(max_new_tokens=16, num_prompts=64))
+    out = succeeded(run, "verify", *given, *sets(max_new_tokens=16, num_prompts=64, batch_size=16))
     assert "broken rule: caught" in out
 
 
@@ -106,8 +106,8 @@ def test_drafts_are_made_and_decode(
     succeeded(run, "decode", "--target", target, "--draft", out, "--prompt", "one two")
 
 
-@pytest.mark.parametrize("recipe", ["supervised_kd", "seq_kd", "f_distill", "gkd"])
-def test_every_recipe_aligns(run, pair: Path, tmp_path: Path, recipe: str):
+@pytest.mark.parametrize("recipe", ["supervised_kd", "f_distill", "gkd"])
+def test_text_of_every_origin_aligns(run, pair: Path, tmp_path: Path, recipe: str):
     succeeded(
         run,
         *("align", *models(pair), "--output", tmp_path / "run", "--recipe", recipe),
