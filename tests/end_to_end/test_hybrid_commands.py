@@ -92,7 +92,7 @@ def test_given_target_made_and_draft_made_text_align(
         *("align", *models(drafted), "--output", tmp_path / "run", "--recipe", recipe),
         *sets(**{"data.train": drafted / "pairs.jsonl"}),
         *sets(**{"data.held_out": drafted / "prompts.jsonl"}),
-        *sets(num_steps=8, batch_size=8, max_prompt_tokens=12, max_completion_tokens=12),
+        *sets(num_steps=4, batch_size=8, max_prompt_tokens=12, max_completion_tokens=12),
         *sets(**{"evaluation.max_new_tokens": 8, "optimizer.learning_rate": 1e-2}),
         *sets(**{"optimizer.kind": "adamw"}),
     )

@@ -3,9 +3,11 @@
 import os
 import shutil
 import subprocess
+import sys
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +17,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from paceline.config import validate
 from paceline.measure import MeasureConfig, measure
 from paceline.train import align
-from support.processes import write_program
+from support.engines import Answer, serving
+from support.processes import run_command, write_program
 from support.runs import align_config
 
 ROOT = Path(__file__).parents[2]
@@ -47,9 +50,24 @@ def runs(made: Path, tmp_path: Path) -> Path:
     return shutil.copytree(made, tmp_path / "runs")
 
 
+# the program `paceline` of a process that has imported everything
+_CLIENT = """
+import json, os, sys, urllib.request
+asked = json.dumps([os.getcwd(), sys.argv[1:]]).encode()
+answer = json.load(urllib.request.urlopen(URL, asked))
+sys.stderr.write(answer["said"])
+sys.exit(answer["code"])
+"""
+
+
 @pytest.fixture
-def make(runs: Path, pair_folder: Path, tmp_path: Path) -> Make:
-    """Runs the target on these directories, with this Python."""
+def make(runs: Path, pair_folder: Path, tmp_path: Path) -> Iterator[Make]:
+    """Runs the target on these directories; what it starts as `paceline` runs here."""
+
+    def answer(asked: Any) -> Answer:
+        done = run_command(asked[0], *asked[1])
+        return 200, {"code": done.returncode, "said": done.stderr}
+
     write_program(tmp_path / "bin")
     (tmp_path / "venv").mkdir()
     (tmp_path / "venv/.demo").touch()
@@ -64,9 +82,12 @@ def make(runs: Path, pair_folder: Path, tmp_path: Path) -> Make:
     given = [f"{name}={value}" for name, value in changes.items()]
     command = ["make", "-C", ROOT, "-o", tmp_path / "venv/.demo", "publish-drafts", *given]
     kept = {name: value for name, value in os.environ.items() if "MAKE" not in name}
-    return lambda: subprocess.run(
-        list(map(str, command)), capture_output=True, text=True, check=False, env=kept
-    )
+    with serving({"/": answer}) as url:
+        program = _CLIENT.replace("URL", repr(f"{url}/"))
+        (tmp_path / "bin/paceline").write_text(f"#!{sys.executable} -S\n{program}")
+        yield lambda: subprocess.run(
+            list(map(str, command)), capture_output=True, text=True, check=False, env=kept
+        )
 
 
 def content_of(archive: Path) -> dict[str, bytes]:
