@@ -109,8 +109,8 @@ def test_verbs_that_are_named_as_a_package_are_offered_under_a_name_of_their_own
 
 
 def test_the_package_is_the_command_with_its_error_and_exit_code(tmp_path: Path):
-    command = [sys.executable, "-m", "paceline", "validate", "align", "missing.yaml"]
+    command = [sys.executable, "-m", "paceline", "validate", "nonsense", "missing.yaml"]
     run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (run.returncode, run.stdout) == (2, "")
-    assert run.stderr.startswith("paceline: no configuration file at ")
+    assert run.stderr.startswith("paceline: 'nonsense' is not one of draft, ")
     assert run.stderr.count("\n") == 1
