@@ -42,7 +42,6 @@ CAUSAL = {
     "gpt_oss": "windows, sinks and experts",
     "cohere2": "layers without positions, a scale of logits",
     "llama4_text": "chunks, in layers with positions",
-    "mixtral": "experts",
     "deepseek_v3": "compressed keys, experts in some layers",
     "mamba": "a state",
     "qwen3_next": "linear attention beside full attention",
