@@ -39,6 +39,7 @@ FAMILIES = {
     "close": Family([1.0 - 0.01 * place for place in range(8)]),
     "correlated": Family([1.0] * 8, shared=0.9),
 }
+MISLED = ("equal", "many")  # where the mutant finds a cell that is no faster
 SUMS = ("score", "tokens", "seconds", "target_tokens", "target_seconds")
 
 
@@ -82,9 +83,10 @@ def test_the_interval_of_the_fastest_cell_holds_its_true_speedup(name: str, coun
         assert best is not None
         truth = family.speedups[cells.index(best.row)]
         covered += best.speedup.low <= truth <= best.speedup.high
-        low, high = chosen_anew(frontier, cells)
-        by_mutant += low <= max(family.speedups) <= high
+        if name in MISLED:
+            low, high = chosen_anew(frontier, cells)
+            by_mutant += low <= max(family.speedups) <= high
         above += best.speedup.value > truth
     assert covered / NUM_BENCHES >= 0.88
     assert abs(above / NUM_BENCHES - 0.5) < 0.2, "as often too slow as too fast"
-    assert name not in {"equal", "many"} or by_mutant / NUM_BENCHES < 0.2
+    assert by_mutant / NUM_BENCHES < 0.2
