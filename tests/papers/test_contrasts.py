@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from papers.contrasts import by_arm, shuffled, statistic
+from papers.contrasts import shuffled, statistic
 from papers.faster_cascades import figures as cascades
 from papers.faster_cascades.figures import Point, accuracy_at, calls_at
 from scipy.optimize import linprog
@@ -41,10 +41,6 @@ def test_one_side_less_its_first_checkpoint_is_its_gain():
     early = rows.assign(label="step 25", acceptance=[8.0, 10.0])
     how = {"contrast": "acceptance", "first": ["a"], "less": "first checkpoint"}
     assert list(statistic(pd.concat([rows, early]), how)) == pytest.approx([0.04, 0.1])
-
-
-def test_the_start_is_an_arm_of_its_own():
-    assert set(by_arm(rows_of(ARMS, SCORES), "accuracy").columns) == {"a", "b", "none"}
 
 
 HOW = {"contrast": "log_tau", "first": ["a"], "second": ["b"]}
