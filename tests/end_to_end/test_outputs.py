@@ -18,7 +18,7 @@ _OPTIONAL = re.compile(
 )
 # what another pair, or another verdict, words otherwise
 _OWN = (
-    *("next:", "best:", "no draft is", "warning:", "note:", "paceline: note:", "in ", "*:"),
+    *("next:", "best:", "no draft is", "warning:", "note:", "paceline: note:", "paceline: first example", "in ", "*:"),
     *("prefill", "stop tokens", "chat template", "exports"),
 )
 # texts of the model or of a prompt, from a line to another

@@ -96,7 +96,7 @@ class Transformers(Engine):
             f"  # drafts {drafting.gamma} tokens per block\n"
             'inputs = tokenizer("A prompt", return_tensors="pt")\n'
             "tokens = target.generate(**inputs, assistant_model=draft, max_new_tokens=128)\n"
-            "print(tokenizer.decode(tokens[0]))"
+            "text = tokenizer.decode(tokens[0])"
         )
 
     @classmethod
