@@ -18,7 +18,8 @@ _OPTIONAL = re.compile(
 )
 # what another pair, or another verdict, words otherwise
 _OWN = (
-    *("next:", "best:", "no draft is", "warning:", "note:", "paceline: note:", "paceline: first example", "in ", "*:"),
+    *("next:", "best:", "no draft is", "warning:", "note:", "in ", "*:"),
+    *("paceline: note:", "paceline: first example"),
     *("prefill", "stop tokens", "chat template", "exports"),
 )
 # texts of the model or of a prompt, from a line to another
