@@ -42,7 +42,7 @@ def test_verify_passes_on_a_real_pair_and_catches_the_broken_rule(run, folder):
     out = succeeded(run, "verify", *_pair(folder), "--prompts", prompts, "--self-test")
     assert "greedy:  passed" in out
     assert "sampled: passed" in out
-    assert "broken rule: caught" in out
+    assert "a rule broken on purpose: caught" in out
 
 
 def test_a_broken_rule_that_is_not_caught_is_undecided(run, folder):

@@ -73,7 +73,7 @@ def test_measure_times_passes_of_an_encoder_decoder(run, pair: Path):
 def test_verify_passes_and_catches_the_broken_rule(run, pair: Path):
     given = (*models(pair), "--prompts", pair / "pairs.jsonl", "--self-test", "--temperature", "2")
     out = succeeded(run, "verify", *given, *sets(max_new_tokens=16, num_prompts=64, batch_size=16))
-    assert "broken rule: caught" in out
+    assert "a rule broken on purpose: caught" in out
 
 
 def test_decode_streams_and_analyze_compares_rules(run, pair: Path):
