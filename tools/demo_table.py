@@ -8,10 +8,17 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from paceline.cli.result_tables import verdict_lines
 from paceline.measure import Measurement
 from paceline.measure.results import gamma_of
 from paceline.measure.verdict import best_code
 from paceline.results.figures import FIGURES
+
+
+def read(folder: Path, when: str, temperature: int) -> Measurement:
+    """A measurement of `make demo`."""
+    file = folder / f"measure-{when}-t{temperature}.json"
+    return Measurement.model_validate_json(file.read_bytes())
 
 
 def before_and_after(folder: Path) -> tuple[Table, int]:
@@ -19,8 +26,7 @@ def before_and_after(folder: Path) -> tuple[Table, int]:
     table = Table("", "before", "after", title="Held-out Python documentation")
     codes: list[int] = []
     for t in (1, 0):
-        files = [folder / f"measure-{when}-t{t}.json" for when in ("before", "after")]
-        pair = [Measurement.model_validate_json(file.read_bytes()) for file in files]
+        pair = [read(folder, when, t) for when in ("before", "after")]
         for name, figure in (
             ("expected acceptance,", "expected_acceptance"),
             ("greedy agreement, text at", "greedy_agreement"),
@@ -43,6 +49,9 @@ def _timed(found: Measurement) -> tuple[str, str]:
 
 
 if __name__ == "__main__":
+    console = Console(highlight=False, soft_wrap=True)
+    for when in ("before", "after"):  # as paceline measure prints it, without --json
+        console.print(*verdict_lines(read(Path(sys.argv[1]), when, 1)), sep="\n")
     table, code = before_and_after(Path(sys.argv[1]))
-    Console(highlight=False).print(table)
+    console.print(table)
     sys.exit(code)
