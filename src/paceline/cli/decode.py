@@ -153,9 +153,10 @@ def usage(result: "Tuned") -> str:
     config, strategy = result.config, result.chosen.decoding.strategy
     weights = "" if config.draft_weights == "auto" else f" --draft-weights {config.draft_weights}"
     models = shlex.join(["--target", str(config.target), "--draft", str(config.draft)])
-    use = f"paceline decode {models}{weights} --config {config.output}/decoding.yaml --prompt TEXT"
+    file = shlex.quote(f"{config.output}/decoding.yaml")
+    use = f"paceline decode {models}{weights} --config {file} --prompt TEXT"
     if config.server is not None:
-        use = f"serve it in {config.server.title} with PACELINE_RULE={config.output}/decoding.yaml"
+        use = f"serve it in {config.server.title} with PACELINE_RULE={file}"
     gamma = getattr(strategy, "num_speculative_tokens", None)
     return f"next: {use}{f' (gamma {gamma})' if gamma else ''}"
 

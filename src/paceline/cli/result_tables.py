@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group
@@ -253,7 +254,8 @@ def losslessness_lines(report: LosslessnessReport) -> Iterator[RenderableType]:
         caught = "NOT CAUGHT" if broken.passed else "caught"
         yield f"a rule broken on purpose: {caught}  {_describe(broken)}"
     if report.exit_code == 0:
-        yield f"next: paceline export {config.draft} --target {config.target} --to vllm --out DIR"
+        models = shlex.join([config.draft, "--target", config.target])
+        yield f"next: paceline export {models} --to vllm --out DIR"
 
 
 def _describe(check: DistributionCheck) -> str:

@@ -131,6 +131,8 @@ class PairConfig(ModelsConfig):
         """Models and prompts as options of a command, of the configuration of a result."""
         given = ["--target", self.target, "--draft", self.draft, "--prompts", self.prompts.path]
         given += {True: ["--chat"], False: ["--raw"], None: []}[self.chat]
+        if self.draft_weights != "auto":
+            given += ["--draft-weights", self.draft_weights]
         if self.max_prompt_tokens is not None:
             given += ["--set", f"max_prompt_tokens={self.max_prompt_tokens}"]
         return shlex.join(map(str, given))

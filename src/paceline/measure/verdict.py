@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _ERROR_RATE = 0.05
 _MOST_SPREAD = 3  # of an interval's ends; about 1.5 with 8 requests on an idle machine
-_UNLIKE = "speeds of single requests differ too much"
+_UNLIKE = "the timings differ too much from each other"
 
 
 class Verdict(StrictModel):
@@ -107,9 +107,6 @@ def _by_requests(
     if count < LEAST_UNITS:
         measured = f"measured {speedup.value:.2f}x {where}"
         return _too_few(measured, gamma, count, "request", settings[0])
-    if speedup.high > _MOST_SPREAD * speedup.low:
-        reason = f"measured {speedup.text('.2f', 'x')} {where}: {_UNLIKE}"
-        return Verdict(go=False, decided=False, includes_one=True, gamma=gamma, reason=reason)
     advice = f"raise {' and '.join(settings)}"
     figure = f"measured {speedup.text('.2f', 'x')} {where}"
     return _by_interval(figure, gamma, speedup, standing, advice)
@@ -179,6 +176,9 @@ def decide_by_expected(
 
 
 def _by_interval(figure: str, gamma: int, speedup: Interval, standing: str, advice: str) -> Verdict:
+    if _MOST_SPREAD * speedup.low < speedup.high < math.inf:
+        reason = f"{figure}: {_UNLIKE}"
+        return Verdict(go=False, decided=False, includes_one=True, gamma=gamma, reason=reason)
     if speedup.low > 1:
         return Verdict(go=True, gamma=gamma, reason=f"{figure}; {standing}")
     if speedup.high < 1:

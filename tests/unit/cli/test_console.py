@@ -56,6 +56,12 @@ def test_errors_warnings_and_logs_are_always_escaped(
     said = capsys.readouterr().err
     assert said.count(SHOWN) == 4
     assert r"\nsecond" in said
+    logging.basicConfig(force=True)  # as a library does, in its own form
+    logging.getLogger("paceline.part").info(HOSTILE)
+    logging.getLogger().handlers.clear()
+    line = capsys.readouterr().err
+    assert line.startswith("paceline: "), "once, and not as INFO:paceline.part"
+    assert line.count("\n") == 1
     record = logging.LogRecord("name", logging.WARNING, "a.py", 3, HOSTILE, None, None)
     assert logging.lastResort is not None
     assert SHOWN in logging.lastResort.format(record)

@@ -81,10 +81,12 @@ def test_a_verdict_needs_the_whole_interval_on_one_side(
 
 
 @pytest.mark.parametrize("ends", [(0.02, 0.96), (1.1, 5.2)])
-def test_requests_that_differ_as_on_no_idle_machine_decide_nothing(ends: tuple[float, float]):
-    verdict = decide_served(Interval(sum(ends) / 2, *ends), row(3, 1.0), "vllm")
-    assert (verdict.word, verdict.exit_code) == ("UNDECIDED", 3)
-    assert verdict.reason.endswith("speeds of single requests differ too much")
+def test_timings_that_differ_as_on_no_idle_machine_decide_nothing(ends: tuple[float, float]):
+    value = sum(ends) / 2
+    served = decide_served(Interval(value, *ends), row(3, 1.0), "vllm")
+    for verdict in (served, by_expected(expected(3, value, *ends))):
+        assert (verdict.word, verdict.exit_code) == ("UNDECIDED", 3)
+        assert verdict.reason.endswith("the timings differ too much from each other")
 
 
 def test_go_is_about_a_gamma_that_is_shown_to_gain():
