@@ -54,7 +54,7 @@ class KeptDB(JsonDB):
 
 DOIT_CONFIG["default_tasks"] = ["readme"]  # and what they need
 # Layers of the drafts and minutes of alignment, and how many draws
-PARALLEL = {(4, 6): 3, (4, 12): 3, (12, 12): 3}
+PARALLEL = {(4, 6): 3, (4, 12): 3, (4, 30): 3, (12, 12): 3}
 
 
 def target_of(task: str) -> Path:
@@ -169,15 +169,23 @@ def task_parallel_start() -> Iterator[dict[str, Any]]:
 
 
 def task_parallel() -> Iterator[dict[str, Any]]:
-    """One draw of parallel and ordinary drafts."""
-    module = PAPERS / "parallel_drafts" / "run.py"
+    """One draw of parallel and ordinary drafts; then their rows and the tables of their page."""
+    name, files = "parallel_drafts", []
     for (layers, minutes), count in PARALLEL.items():
         for draw in range(count):
             makes = parallel.folder_of_draw(GARDEN, layers, minutes, draw) / "rows.csv"
             options = f"--layers {layers} --minutes {minutes} --draw {draw}"
-            needs = [parallel.FOLDER / f"start-{layers}" / "model.safetensors", module]
-            made = part("", "parallel_drafts.run", options, needs, makes)
+            needs = [parallel.FOLDER / f"start-{layers}" / "model.safetensors"]
+            made = part("", f"{name}.run", options, [*needs, PAPERS / name / "run.py"], makes)
             yield made | {"name": f"{layers}-layers-{minutes}-minutes:draw-{draw}"}
+            files.append(makes)
+    rows = PAPERS / name / "rows" / f"garden-{GARDEN}.csv"
+    yield {
+        "name": "page",
+        "actions": [(gather, [name, GARDEN, files]), [sys.executable, "-m", "papers.readme", name]],
+        "file_dep": [*files, PAPERS / name / "figures.py"],
+        "targets": [rows],
+    }
 
 
 def task_rows() -> Iterator[dict[str, Any]]:

@@ -140,16 +140,19 @@ def texts_of(name: str) -> dict[str, str]:
     """Every table of a paper as Markdown."""
     rows = read(name)
     figures = importlib.import_module(f"papers.{name}.figures")
+    texts = {key: f"{one.to_markdown(index=False)}\n" for key, one in figures.tables(rows).items()}
+    return texts | ({"verdicts": text_of_claims(name, rows)} if name in NAMES else {})
+
+
+def text_of_claims(name: str, rows: pd.DataFrame) -> str:
+    """The claims of a paper with their verdicts, and the null."""
     table = verdicts(name, rows)
     wrong, total, stated = wrong_verdicts(name, rows)
-    texts = {
-        "verdicts": f"{table.to_markdown(index=False)}\n\n"
+    return (
+        f"{table.to_markdown(index=False)}\n\n"
         f"{compared(table)}With names shuffled in each draw, {wrong} of {total} claims have a "
         f"sign; stated are {stated:.1f}.\n"
-    }
-    return texts | {
-        key: f"{one.to_markdown(index=False)}\n" for key, one in figures.tables(rows).items()
-    }
+    )
 
 
 def write(name: str) -> None:
@@ -166,7 +169,7 @@ def write(name: str) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("paper", choices=NAMES)
+    parser.add_argument("paper", choices=(*NAMES, "parallel_drafts"))
     parser.add_argument(
         "table", nargs="?", help="such as verdicts; as named in the page's comments"
     )

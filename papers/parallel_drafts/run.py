@@ -28,7 +28,7 @@ FOLDER = ROOT / "parallel"
 TEXT = FOLDER / "text"  # of `paceline corpus`
 SETTINGS = Path("configs/align/quick.yaml")
 LAYERS = {4: "0,1,2,29", 12: "0,1,2,5,8,11,14,17,20,23,26,29"}
-PARALLEL = {"parallel 4": 4, "parallel 8": 8}
+WEIGHTS = ("constant", "geometric", "confidence")  # beside efficiency, the default
 GAMMAS = (1, 2, 3, 4, 5, 6, 8)
 
 
@@ -63,6 +63,16 @@ def measured(draft: Path, temperature: float, seed: int, *, parallel: bool) -> l
     return measure(MeasureConfig.model_validate(settings)).rows
 
 
+def parallel_arms(layers: int, minutes: float) -> dict[str, list[str]]:
+    """Settings of each parallel draft: tokens of a block, and weights of its places."""
+    counts = (4,) if layers == 4 else (4, 8)
+    arms = {f"parallel {count}": [f"parallel.num_tokens={count}"] for count in counts}
+    if (layers, minutes) == (4, 12):
+        for name in WEIGHTS:
+            arms[f"{name} weights"] = [*arms["parallel 4"], f"parallel.weighting={name}"]
+    return arms
+
+
 def folder_of_draw(garden: int, layers: int, minutes: float, draw: int) -> Path:
     """Directory of a draw."""
     return folder_of(garden) / "parallel" / f"{layers}-layers-{minutes:g}-minutes" / f"draw-{draw}"
@@ -74,12 +84,11 @@ def run(garden: int, layers: int, minutes: float, draw: int) -> Path:
     start, seconds = FOLDER / f"start-{layers}", 60 * minutes
     drafts = {"ordinary": aligned(folder / "ordinary", start, seconds, seed)}
     half = aligned(folder / "half", start, seconds / 2, seed)
-    for name, count in PARALLEL.items():
-        more = f"parallel.num_tokens={count}"
-        drafts[name] = aligned(folder / name, half, seconds / 2, seed, more)
+    for name, settings in parallel_arms(layers, minutes).items():
+        drafts[name] = aligned(folder / name, half, seconds / 2, seed, *settings)
     lines: list[dict[str, Any]] = []
     for name, path in drafts.items():
-        for parallel in (True, False) if name in PARALLEL else (False,):
+        for parallel in (False,) if name == "ordinary" else (True, False):
             for temperature in (1.0, 0.0):
                 rows = measured(path, temperature, seed, parallel=parallel)
                 labels = {"garden": garden, "draw": draw, "layers": layers, "minutes": minutes}
