@@ -1,4 +1,4 @@
-"""Every command on models that cannot roll back: what needs no rollback works, decoding does not.
+"""Every command on a hybrid target and a draft of its layers, which go on from snapshots.
 
 Expected texts and losses come from transformers.
 """
@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 import torch
 
+from paceline.data import read_records
 from paceline.measure import Measurement
 from paceline.models import load_model
 from paceline.models.drafts.layers import subset_layers
 from paceline.models.drafts.save import save_draft
 from support.models import generated, tiny_hf, tiny_tokenizer
 from support.runs import write_corpus
-from support.texts import refused, sets, succeeded
+from support.texts import sets, succeeded
 
 TEXT = "the other thinner animal ran in the theatre"
 
@@ -59,7 +60,7 @@ def models(folder: Path) -> tuple[Any, ...]:
 SHORT = sets(num_prompts=8, max_new_tokens=8, gammas="[1,2]")
 
 
-def test_a_draft_of_its_layers_keeps_their_kinds_and_is_not_timed(run, pair: Path, tmp_path: Path):
+def test_a_draft_of_its_layers_keeps_their_kinds(run, pair: Path, tmp_path: Path):
     out = tmp_path / "draft"
     succeeded(run, "draft", "--target", pair / "target", "--layers", "0,3", "--out", out)
     config = json.loads((out / "config.json").read_text())
@@ -117,38 +118,28 @@ def test_text_and_recorded_states_of_the_target_train(run, drafted: Path, tmp_pa
     )
 
 
-def test_measure_scores_acceptance_and_says_what_is_not_timed(run, drafted: Path, tmp_path: Path):
+def test_measure_times_blocks_and_requests(run, drafted: Path):
     given = (*models(drafted), "--prompts", drafted / "prompts.jsonl", *SHORT)
     code, out, err = run("measure", *given, "--json")
-    assert code == 3, err
+    assert code in (0, 1, 3), err
     found = Measurement.model_validate_json(out)
     assert 0 < found.figure("expected_acceptance").value < 1
-    shown = json.loads(out)
-    texts, *blocks = shown["figures"]
-    assert [row["setting"].get("gamma") for row in shown["rows"]] == [None, 1, 2]
-    assert all(one["block_efficiency"]["value"] > 1 for one in blocks)
-    assert not any("expected_speedup" in one for one in blocks)
-    assert "cost_ratio" not in texts
-    code, out, err = run("measure", *given, "--html", tmp_path / "page.html")
-    assert code == 3, err
-    assert "NOT TIMED: acceptance 0." in out
-    assert "qwen3_5_text keeps a state that cannot be rolled back" in " ".join(out.split())
-    assert (tmp_path / "page.html").stat().st_size > 1000
+    assert found.requests is not None
+    assert len(found.requests.units) == 8
+    assert all(row.totals["block_cost_ratio"] > 0 for row in found.blocks)
 
 
-def test_analyze_takes_the_cost_ratio_of_the_parameters(run, drafted: Path):
-    given = (*models(drafted), "--prompts", drafted / "prompts.jsonl", *SHORT)
-    out = succeeded(run, "analyze", *given, *sets(rules="[lossless]"), "--json")
-    found = json.loads(out)
-    fewer = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
-    sizes = [
-        sum(weight.numel() for weight in hf.parameters()) for hf in (hybrid(), hybrid(**fewer))
-    ]
-    assert found["timed"] is False
-    totals = [row["totals"] for row in found["rows"] if "gamma" in row["setting"]]
-    expected = pytest.approx(sizes[1] / sizes[0])
-    assert [one["cost_ratio"] for one in totals] == [expected] * len(totals)
-    assert totals
+def test_verify_compares_with_the_plain_target(run, drafted: Path):
+    prompts = ("--prompts", drafted / "prompts.jsonl")
+    out = succeeded(
+        run,
+        "verify",
+        *models(drafted),
+        *prompts,
+        *sets(num_prompts=8, gamma=3, max_new_tokens=20),
+        "--self-test",
+    )
+    assert "PASSED" in out
 
 
 def test_an_export_is_read_back(run, drafted: Path, tmp_path: Path):
@@ -158,25 +149,23 @@ def test_an_export_is_read_back(run, drafted: Path, tmp_path: Path):
     assert (out / "config.json").exists()
 
 
-@pytest.mark.parametrize("command", ["verify", "generate-data", "decode"])
-def test_decoding_with_a_draft_is_refused_in_one_line(
-    run, drafted: Path, tmp_path: Path, command: str
-):
-    prompts = drafted / "prompts.jsonl"
-    given: dict[str, tuple[Any, ...]] = {
-        "verify": (*models(drafted), "--prompts", prompts),
-        "decode": (*models(drafted), "--prompt", "the rain"),
-        "generate-data": (
-            *("--target", drafted / "target", "--prompts", prompts, "--output", tmp_path / "out"),
-            *sets(draft=drafted / "draft", max_prompt_tokens=20, max_new_tokens=8),
-        ),
-    }
-    line = refused(run, command, *given[command])
-    assert "qwen3_5_text keeps a state that cannot be rolled back" in line
-    assert "plain decoding, alignment" in line
+def test_a_draft_changes_no_greedy_text(run, drafted: Path, tmp_path: Path):
+    ids: Any = tiny_tokenizer()(TEXT)["input_ids"]
+    given = ("--prompt", TEXT, "--temperature", "0", "--max-new-tokens", "12", "--json")
+    out = succeeded(run, "decode", *models(drafted), *given)
+    assert json.loads(out)["tokens"] == generated(hybrid(), ids, 12)
+    target = ("--target", drafted / "target", "--prompts", drafted / "prompts.jsonl")
+    written: list[Any] = []
+    for name, more in (("plain", {}), ("drafted", {"draft": drafted / "draft"})):
+        settings = sets(max_prompt_tokens=20, max_new_tokens=8, temperatures="[0]", **more)
+        succeeded(run, "generate-data", *target, "--output", tmp_path / name, *settings)
+        records = read_records(tmp_path / name / "data")
+        written.append([(one.text, one.completion) for one in records])
+    assert written[0] == written[1]
+    assert len(written[0]) == 10
 
 
-def test_a_sequence_cascade_needs_no_rollback(run, drafted: Path):
+def test_a_sequence_cascade_decodes(run, drafted: Path):
     out = succeeded(
         run,
         *("decode", *models(drafted), "--prompt", "the rain", "--max-new-tokens", "4"),

@@ -163,7 +163,10 @@ hard = example(
 runs = given(prompts=st.lists(prompt, min_size=1, max_size=4), steps=st.lists(step, max_size=8))
 
 
-@pytest.mark.parametrize("architecture", [*CONFIGS, "t5_v1_1", "umt5", "bart", "marian"])
+STATEFUL = ["lfm2", "mamba"]  # with states as precise as their weights
+
+
+@pytest.mark.parametrize("architecture", [*CONFIGS, "t5_v1_1", "umt5", "bart", "marian", *STATEFUL])
 @few
 @hard
 @runs

@@ -51,6 +51,7 @@ class Law:
     room: int | None = None
     mask: int | None = None  # of a parallel draft
     policy: DraftPolicy = field(default_factory=DraftPolicy)
+    margin: float = MARGIN  # more for models that round more
 
 
 @dataclass
@@ -80,9 +81,9 @@ def _chosen(
     return token
 
 
-def _kept(share: float, numbers: list[float], rng: Random) -> bool:
-    keeps = share > 3 * MARGIN and (share > 1 - 3 * MARGIN or rng.random() < 0.5)
-    numbers.append(_within(*((0.0, share) if keeps else (share, 1.0)), MARGIN, rng))
+def _kept(share: float, numbers: list[float], rng: Random, margin: float) -> bool:
+    keeps = share > 3 * margin and (share > 1 - 3 * margin or rng.random() < 0.5)
+    numbers.append(_within(*((0.0, share) if keeps else (share, 1.0)), margin, rng))
     return keeps
 
 
@@ -91,7 +92,7 @@ def walk(law: Law, prompt: tuple[int, ...], rng: Random) -> Path:
     path, context = Path(prompt), prompt
     num_kept = num_judged = 0
     if law.first_from_target:
-        context = (*prompt, _chosen(law.models.p(prompt), path.choose, rng))
+        context = (*prompt, _chosen(law.models.p(prompt), path.choose, rng, law.margin))
     while (written := len(context) - len(prompt)) < law.length:
         numbers = path.draft, path.accept
         filled = len(path.draft) + law.gamma
@@ -107,23 +108,23 @@ def walk(law: Law, prompt: tuple[int, ...], rng: Random) -> Path:
             given = law.given(context, place)
             if not law.policy.goes_on(max(given[3])):
                 break
-            token = _chosen(given[1], path.draft, rng)
+            token = _chosen(given[1], path.draft, rng, law.margin)
             accept, recover = law.vectors(*given)
             num_judged += 1
-            if _kept(accept[token], path.accept, rng):
+            if _kept(accept[token], path.accept, rng, law.margin):
                 num_kept += 1
                 context = (*context, token)
                 continue
             # what is left of p - q in float32, where little is left
             mass = 1 - math.fsum(a * b for a, b in zip(accept, given[1], strict=True))
-            margin = MARGIN + 5e-7 / mass
+            margin = law.margin + law.margin / 4 / mass
             context = (*context, _chosen(recover, path.choose, rng, margin))
             rejected = True
             break
         if not rejected:
             given = law.given(context, len(context) - begin)
             behind = given[0] if law.aim is None or alone else law.aim(*given)
-            context = (*context, _chosen(behind, path.choose, rng))
+            context = (*context, _chosen(behind, path.choose, rng, law.margin))
         for stream in numbers:
             stream += [rng.random() for _ in range(filled - len(stream))]
     path.text = context[len(prompt) :][: law.length]

@@ -101,8 +101,6 @@ def measurement_table(found: Measurement) -> Group:
         notes[words] = meaning_of(name)
     brackets = {"brackets": "95% intervals over prompts."}
     table = printed(gamma_table(found), notes=notes | brackets)
-    if not found.verdict.timed:
-        return Group(summary, table)
     cost = texts.totals
     ms = {name: f"{cost[name] * 1e3:.1f} ms" for name in cost if name.endswith("_s")}
     target, draft = ms["target_pass_s"], ms["draft_pass_s"]

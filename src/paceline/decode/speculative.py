@@ -30,7 +30,7 @@ from paceline.decode.decoder import BatchSlots, Decoder, fits_draft, shared_cont
 from paceline.decode.draft_policies import DraftPolicy, FixedLength
 from paceline.decode.text import at_least_one
 from paceline.errors import UsageError
-from paceline.models.compatibility import check_block, check_rollback, check_same_vocabulary
+from paceline.models.compatibility import check_block, check_same_vocabulary
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -81,7 +81,6 @@ class SpeculativeDecoder(Decoder):
     ) -> None:
         at_least_one("gamma", gamma)
         shared_vocab_size = check_same_vocabulary(target, draft)
-        check_rollback(target, draft)
         check_block(gamma, shared_context(target, draft))
         super().__init__(target, sampling)
         self.vocab_size = shared_vocab_size

@@ -258,7 +258,7 @@ def _check_drafting(config: ExportConfig, measurement: Measurement, wanted: str)
 def _gamma(config: ExportConfig, measurement: Measurement | None) -> tuple[int, bool]:
     if config.num_speculative_tokens is not None:
         return config.num_speculative_tokens, False
-    if measurement is None or not measurement.verdict.timed:
+    if measurement is None:
         return DEFAULT_GAMMA, False
     if measurement.best_gamma:
         return measurement.best_gamma, True

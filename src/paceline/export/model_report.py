@@ -26,8 +26,8 @@ _CHAT = ({"role": "user", "content": "What is 2+2?"}, {"role": "assistant", "con
 _SESSIONS = {
     "batch": "batches of texts of different lengths",
     "rows": "one text at a time",
-    "recurrent": "one text at a time, without rollback",
-    "stateful": "one text at a time and token by token, without rollback",
+    "recurrent": "one text at a time, rolled back by snapshots",
+    "stateful": "one text at a time and token by token, rolled back by snapshots",
 }
 
 

@@ -26,10 +26,9 @@ from paceline.data.input_checks import InputChecks, checked
 from paceline.environment import environment
 from paceline.extensions import RuleChoice
 from paceline.measure.acceptance import PairTexts, forced_logits, usable_gammas
-from paceline.measure.latency import PassCosts, PassTimer
+from paceline.measure.latency import PassTimer
 from paceline.measure.pair import PairConfig, load_models, sample_texts
 from paceline.measure.results import disturbance
-from paceline.models.compatibility import without_rollback
 from paceline.models.loading import fingerprint
 from paceline.progress import Progress, silent
 from paceline.results.figures import FIGURES
@@ -211,16 +210,11 @@ class PredictedFrontier(Result):
     The units are the numbers of the prompts. A rule has a row without gamma, with the distance of
     its output to the target's distribution, and a row per gamma, also with its blocks and their
     costs.
-
-    Attributes:
-        timed: False: a model cannot roll back, so blocks cannot be timed; the costs are those of
-            MBSU.
     """
 
     schema_version: Literal[1] = 1
     kind: Literal["analyze"] = "analyze"
     config: AnalyzeConfig
-    timed: bool = True
     rows: list[Row]
     environment: dict[str, object]
 
@@ -232,7 +226,7 @@ class PredictedFrontier(Result):
     @property
     def disturbance(self) -> str:
         """Why the block costs cannot be those of an idle machine; empty: they can."""
-        return disturbance(self.rows) if self.timed else ""
+        return disturbance(self.rows)
 
     def fastest(self) -> list[Row]:
         """A row per rule: that of the gamma with the highest expected speedup."""
@@ -271,11 +265,7 @@ def analyze_models(
     written = sample_texts(target, prompts, config, config.sampling, progress)
     texts = PairTexts(target, draft, prompts, written, *config.scoring)
     gammas = usable_gammas(config.gammas, max(texts.lengths), config.max_new_tokens)
-    timed = without_rollback(target, draft) is None
-    if timed:
-        costs = PassTimer.within(texts, gammas).run(config.pass_repeats, progress)
-    else:
-        costs = PassCosts.of_parameters(draft.num_parameters / target.num_parameters, gammas)
+    costs = PassTimer.within(texts, gammas).run(config.pass_repeats, progress)
     rules = [with_bonus(rule, config.bonus) for rule in config.rules]
     analyzed = analyze_rules(texts, rules, gammas, progress)
     sizes = {"target": target.num_parameters, "draft": draft.num_parameters}
@@ -287,7 +277,7 @@ def analyze_models(
         rows.append(own.extended(**setting))
         rows += [costs.priced(row).extended(**setting) for row in blocks]
     rows = [row.model_copy(update=named) for row in rows]
-    return PredictedFrontier(config=config, timed=timed, rows=rows, environment=environment())
+    return PredictedFrontier(config=config, rows=rows, environment=environment())
 
 
 def _setting(config: AnalyzeConfig, rule: RuleChoice) -> dict[str, Label]:

@@ -25,7 +25,7 @@ from paceline.decode.decoder import shared_context
 from paceline.decode.text import count_blocks
 from paceline.errors import UsageError
 from paceline.measure.results import gamma_of, value_of
-from paceline.models.compatibility import check_rollback, check_same_vocabulary
+from paceline.models.compatibility import check_same_vocabulary
 from paceline.models.contract import decoder_contexts
 from paceline.progress import Progress, silent
 from paceline.results.figures import FIGURES
@@ -112,15 +112,6 @@ class PassCosts:
         draft_pass_s = drafting_s[least] / least
         return cls(plain_s, draft_pass_s, drafting_s, verifying_s, **settings)
 
-    @classmethod
-    def of_parameters(cls, ratio: float, gammas: Sequence[int]) -> PassCosts:
-        """Costs of models that cannot be timed, in target passes, as MBSU assumes them.
-
-        `ratio`: draft parameters / target parameters. A block costs the target one pass.
-        """
-        drafting = {gamma: gamma * ratio for gamma in gammas}
-        return cls(1.0, ratio, drafting, dict.fromkeys(gammas, 1.0))
-
     @property
     def cost_ratio(self) -> float:
         """c = draft pass / target pass."""
@@ -199,7 +190,6 @@ class PassTimer:
     ) -> None:
         self._pair = target, draft
         shared = check_same_vocabulary(target, draft)
-        check_rollback(target, draft)
         begun, limit = decoder_contexts(target, [prompt])[0], shared_context(target, draft)
         text = [*begun, *generated]
         if limit is not None:  # a block needs space behind it

@@ -37,9 +37,7 @@ from paceline.measure.verdict import (
     decide,
     decide_by_expected,
     next_step,
-    not_timed,
 )
-from paceline.models.compatibility import without_rollback
 from paceline.models.inspection import inspect_model
 from paceline.models.loading import fingerprint
 from paceline.progress import Progress, silent
@@ -135,7 +133,7 @@ class Measurement(Result):
     @property
     def expected(self) -> Interval | None:
         """Expected speedup at the gamma of the verdict; None if requests were timed."""
-        if self.requests is not None or not self.verdict.timed:
+        if self.requests is not None:
             return None
         return self.figure("expected_speedup", self.judged)
 
@@ -288,25 +286,21 @@ def measure_models(
         source=Source.here("measure", fingerprints=dict(fingerprints), sizes=sizes),
     )
     acceptance = FIGURES["expected_acceptance"].measure(row)
-    architecture, setting = without_rollback(target, draft), dict[str, str | int]()
-    costs, timed = None, list[Row]()
+    setting, timed = dict[str, str | int](), list[Row]()
     gammas = [gamma_of(of_gamma) for of_gamma in blocks]
     if engine is not None:
         costs = engine.step_costs(gammas, config.concurrency)
         setting = {"engine": costs.engine, "concurrency": config.concurrency}
-    elif architecture is None:
+    else:
         passes = [] if passes is None else passes
         if not passes:
             passes.append(PassTimer.within(texts, gammas).run(config.pass_repeats, progress))
         costs = passes[0]
-    if costs is not None:
-        seconds = {name: getattr(costs, name) for name in _PASSES}
-        row, *blocks = (one.extended({}, seconds, **setting) for one in (row, *blocks))
-        blocks = [costs.priced(of_gamma) for of_gamma in blocks]
-    disturbed, speedup = disturbance(blocks), None
-    if engine is None and architecture is not None:
-        verdict = not_timed(acceptance, architecture)
-    elif config.timed_prompts and engine is None:  # also if no speedup is expected
+    seconds = {name: getattr(costs, name) for name in _PASSES}
+    row, *blocks = (one.extended({}, seconds, **setting) for one in (row, *blocks))
+    blocks = [costs.priced(of_gamma) for of_gamma in blocks]
+    disturbed = disturbance(blocks)
+    if config.timed_prompts and engine is None:  # also if no speedup is expected
         chosen, timed = _time_best(texts, blocks, config, progress)
         verdict = decide(acceptance, chosen, timed[-1], disturbed=bool(disturbed))
         speedup = FIGURES["speedup"].measure(timed[-1])
@@ -317,7 +311,7 @@ def measure_models(
         speedup = FIGURES["expected_speedup"].measure(chosen)
     if disturbed:
         verdict = verdict.model_copy(update={"next": "stop other programs and run again"})
-    elif speedup is not None:
+    else:
         trained = trained_acceptance(config.draft)
         known = verdict, acceptance, blocks, speedup, trained
         advice = next_step(*known, config.as_options)

@@ -1,4 +1,4 @@
-"""Verdicts on a draft (GO, NO-GO, UNDECIDED, TOO FEW, NOT TIMED), with a reason in one sentence.
+"""Verdicts on a draft (GO, NO-GO, UNDECIDED, TOO FEW), with a reason in one sentence.
 
 Without timed requests, a verdict is on the expected speedups of all gammas. GO needs one gamma
 above 1, so the error rate of a lower bound, 2.5%, is divided by the number of gammas (Bonferroni).
@@ -31,19 +31,17 @@ class Verdict(StrictModel):
 
     Attributes:
         go: True if serving with the draft is faster.
-        decided: False without a verdict: the interval includes 1, too few requests were measured,
-            or blocks cannot be timed. Then `go` is false.
-        timed: False if blocks of these models cannot be timed.
+        decided: False without a verdict: the interval includes 1, or too few requests were
+            measured. Then `go` is false.
         includes_one: True if there is no verdict because the interval of the speedup includes 1, or
             because it is from disturbed timings.
-        gamma: Drafted tokens per block of the speedup; 0 if blocks cannot be timed.
+        gamma: Drafted tokens per block of the speedup.
         reason: One sentence.
         next: What to do next, in one sentence; empty if the reason says it.
     """
 
     go: bool
     decided: bool = True
-    timed: bool = True
     includes_one: bool = False
     gamma: int = 0
     reason: str
@@ -54,12 +52,10 @@ class Verdict(StrictModel):
 
     @property
     def word(self) -> str:
-        """`GO`, `NO-GO`, `UNDECIDED`, `TOO FEW` or `NOT TIMED`."""
+        """`GO`, `NO-GO`, `UNDECIDED` or `TOO FEW`."""
         if self.decided:
             return "GO" if self.go else "NO-GO"
-        if self.includes_one:
-            return "UNDECIDED"
-        return "TOO FEW" if self.timed else "NOT TIMED"
+        return "UNDECIDED" if self.includes_one else "TOO FEW"
 
     @property
     def exit_code(self) -> int:
@@ -110,15 +106,6 @@ def _by_requests(
     advice = f"raise {' and '.join(settings)}"
     figure = f"measured {speedup.text('.2f', 'x')} {where}"
     return _by_interval(figure, gamma, speedup, standing, advice)
-
-
-def not_timed(acceptance: Interval, architecture: str) -> Verdict:
-    """The verdict on a pair with a model of this architecture, whose blocks cannot be timed."""
-    reason = (
-        f"acceptance {acceptance.value:.3f}; {architecture} keeps a state that cannot be rolled "
-        "back, so blocks cannot be timed here: give the costs of an engine as --costs"
-    )
-    return Verdict(go=False, decided=False, timed=False, reason=reason)
 
 
 def decide_by_expected(

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.errors import (
     ContextLengthError,
-    UnsupportedModelError,
     UsageError,
     VocabularyMismatchError,
 )
@@ -17,8 +16,6 @@ if TYPE_CHECKING:
 
     from paceline.models.contract import Model
 
-UNTIMED = "one of the models keeps a state that cannot be rolled back"
-"""Why blocks of a pair are not timed."""
 _SHORTEST = 2  # one prompt token and one new token
 _ADVICE = "choose or build a draft with the target's own tokenizer"
 
@@ -64,22 +61,6 @@ def check_block(gamma: int, limit: int | None) -> None:
         raise ContextLengthError(
             f"a block of gamma {gamma} does not fit the models' context of {limit} tokens; choose "
             f"a gamma of at most {limit - _SHORTEST}"
-        )
-
-
-def without_rollback(*models: Any) -> str | None:
-    """The architecture of the first of these models that cannot roll back; None if all can."""
-    failing = (model for model in models if not getattr(model, "rolls_back", True))
-    return next((model.hf.config.model_type for model in failing), None)
-
-
-def check_rollback(*models: Model) -> None:
-    """Raise an UnsupportedModelError if a model cannot roll back, as every use of drafts needs."""
-    name = without_rollback(*models)
-    if name is not None:
-        raise UnsupportedModelError(
-            f"{name} keeps a state that cannot be rolled back, so it can neither draft nor verify "
-            "drafts; plain decoding, alignment, perplexity, expected acceptance and export work"
         )
 
 

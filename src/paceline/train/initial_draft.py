@@ -17,7 +17,7 @@ from paceline.models.drafts.restricted_head import likeliest_tokens
 from paceline.models.drafts.save import other_file
 from paceline.models.drafts.scratch import derive_draft
 from paceline.models.drafts.subclone import measure_importance, subclone, width_with
-from paceline.models.hf.architectures import num_decoder_layers
+from paceline.models.hf.architectures import layer_types, num_decoder_layers
 from paceline.models.hf.text_part import text_model
 from paceline.models.loading import tokenizer_of
 from paceline.rng import named_generator
@@ -41,8 +41,8 @@ class DraftConfig(StrictModel):
         target: Hub id, directory or GGUF file of the target.
         out: Output directory of the draft.
         layers: Indices of the target's layers to keep, in order; of the decoder if there is an
-            encoder. None: all, or the first three and the last if neither encoder_layers nor a
-            width nor params is set.
+            encoder. None: all, or the first three, the last and the first of each kind of layers
+            that these lack, if neither encoder_layers nor a width nor params is set.
         encoder_layers: Indices of an encoder-decoder's encoder layers to keep; None: all.
         hidden_size: Hidden size of a narrower draft, which keeps the target's most important
             channels; None: the target's.
@@ -176,7 +176,10 @@ def kept_layers(config: DraftConfig, target: HfModel) -> Sequence[int]:
         return config.layers
     if config.narrows or config.encoder_layers is not None:
         return range(count)
-    return [*range(min(3, count - 1)), count - 1]
+    kept = {*range(min(3, count - 1)), count - 1}
+    kinds: Sequence[str] = layer_types(target.hf.config) or ()
+    missing = dict.fromkeys(kinds).keys() - {kinds[layer] for layer in kept if kinds}
+    return sorted(kept | {kinds.index(kind) for kind in missing})
 
 
 def _answered(

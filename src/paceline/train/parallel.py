@@ -234,7 +234,8 @@ def prepare_for_masks(draft: HfModel, settings: Parallel, longest: int) -> None:
     """
     text_config: Any = draft.hf.config.get_text_config()
     window = getattr(text_config, "sliding_window", None) or longest
-    fits = isinstance(draft, CausalModel) and draft.rolls_back and takes_positions(draft.hf)
+    fits = isinstance(draft, CausalModel) and takes_positions(draft.hf)
+    fits &= draft.sessions in ("batch", "rows")  # a state cannot leave masks out
     if not fits or window < longest:
         raise UsageError(
             f"a {type(draft.hf).__name__} is not trained with masks, which need a decoder-only "

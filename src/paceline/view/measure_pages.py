@@ -58,7 +58,7 @@ def measure_page(found: Measurement) -> Page:
     sizes = {f"{role} parameters": size for role, size in found.texts.source.sizes.items()}
     passes = found.texts.totals | sizes
     text = f"{len(found.texts.units)} prompts, {num_tokens(found.texts)} tokens"
-    where = "Median of interleaved passes over one token." if verdict.timed else "Not timed."
+    where = "Median of interleaved passes over one token."
     if found.disturbance:
         where += f" Warning: {found.disturbance}."
     if found.engine:
@@ -97,9 +97,8 @@ def _facts(found: Measurement) -> list[Fact]:
     elif found.expected is not None:
         facts.append(Fact.of("expected speedup", found.expected, unit="x"))
     facts.append(Fact.of("expected acceptance", found.figure("expected_acceptance"), ".3f"))
-    if found.verdict.timed:
-        facts.append(Fact("cost ratio", f"{found.texts.totals['cost_ratio']:.3f}"))
-    if found.verdict.timed and found.verdict.decided:
+    facts.append(Fact("cost ratio", f"{found.texts.totals['cost_ratio']:.3f}"))
+    if found.verdict.decided:
         facts.append(Fact("gamma to serve", str(found.best_gamma or "none: decode without draft")))
     return facts
 

@@ -10,7 +10,6 @@ from paceline.bench.answers import family, setting
 from paceline.core.bootstrap import Interval
 from paceline.measure.results import num_tokens
 from paceline.measure.trajectory import START, draft_name, gain_of
-from paceline.models.compatibility import UNTIMED
 from paceline.results.figures import FIGURES
 from paceline.results.frontier import measure
 from paceline.view.page import Table, case_of, number, sampling_words, table_of, words_of
@@ -55,7 +54,7 @@ def gamma_table(found: Measurement, *, with_intervals: bool = False) -> Table:
     for row, line in zip(rows, table.rows, strict=True):
         gamma = row.setting["gamma"]
         named = line | {"gamma": f"{gamma}*" if gamma == found.best_gamma else str(gamma)}
-        if found.verdict.timed and "break_even_acceptance" not in row.totals:
+        if "break_even_acceptance" not in row.totals:
             named["break_even_acceptance"] = "none"
         if found.engine:
             named["block"] = f"{row.totals['block_s'] * 1e3:.1f} ms"
@@ -97,7 +96,6 @@ _OF_RULES += ("block_efficiency", "expected_speedup")
 def frontier_table(found: PredictedFrontier) -> Table:
     """A line per rule, at the gamma with the highest expected speedup."""
     rows = found.fastest()
-    untimed = "" if found.timed else f", that of the parameters: {UNTIMED}"
     table = table_of(
         rows,
         ("gamma",),
@@ -107,7 +105,7 @@ def frontier_table(found: PredictedFrontier) -> Table:
             f"Each rule at its fastest gamma, on {sum(filter(None, rows[0].sums['tokens'])):.0f} "
             f"tokens of the target, {sampling_words(vars(found.config.sampling))}, "
             f"{found.config.prompt_words}, cost ratio "
-            f"{rows[0].totals['cost_ratio']:.3f}{untimed}."
+            f"{rows[0].totals['cost_ratio']:.3f}."
         ),
         units="texts",
         formats={_OF_RULES[0]: ".2f"},

@@ -204,7 +204,7 @@ def _fault_of_twin(model: HfModel, build: Build, tolerance: float) -> str | None
 
 
 def _fault_of(prepared: HfModel, trial: Callable[..., Comparison], tolerance: float) -> str | None:
-    return fault_of("logits", lambda: trial(prepared, rollback=prepared.rolls_back), tolerance)
+    return fault_of("logits", lambda: trial(prepared), tolerance)
 
 
 def _first_that_agrees(
@@ -216,7 +216,7 @@ def _first_that_agrees(
     for kind in kinds[kinds.index(first) :]:
         try:
             model.sessions = kind
-            result = trial(model, rollback=model.rolls_back)
+            result = trial(model)
         except (torch.OutOfMemoryError, ModelLoadError):
             raise
         except FAULTS as error:

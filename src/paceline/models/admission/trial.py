@@ -190,39 +190,34 @@ def check_finite(
 
 
 @torch.inference_mode()
-def play(model: HfModel, *, rollback: bool = True) -> Comparison:
+def play(model: HfModel) -> Comparison:
     """Compare a session's logits after ragged prompts, rollbacks, refills and removed rows.
 
-    Without `rollback`, nothing is rolled back. Raises what the model raises.
+    Raises what the model raises.
     """
     comparison = Comparison.of(model)
     game = _Game(model, comparison, named_generator(0, "trial of a session"))
     game.prefill([2, 11, 7])
     game.extend(3)
-    if rollback:
-        game.rollback([1, 6, 0])
+    game.rollback([1, 6, 0])
     game.extend(4)
     game.refill(0, 14)
     game.extend(1)
     game.keep_rows([2, 0])
-    if rollback:
-        game.rollback([0, 9])
-        game.extend(6)
-        game.rollback([_UNLIMITED, 2])
+    game.rollback([0, 9])
+    game.extend(6)
+    game.rollback([_UNLIMITED, 2])
     game.extend(5)
-    if not rollback:
-        game.extend(6)
     return comparison
 
 
 @torch.inference_mode()
-def play_briefly(model: HfModel, *, rollback: bool = True) -> Comparison:
+def play_briefly(model: HfModel) -> Comparison:
     """Compare two short texts, for a model in full size. As `play`."""
     comparison = Comparison.of(model)
     game = _Game(model, comparison, named_generator(0, "brief trial of a session"))
     game.prefill([1, 3])
-    if rollback:
-        game.extend(1)
-        game.rollback([1, 0])
+    game.extend(1)
+    game.rollback([1, 0])
     game.extend(3)
     return comparison

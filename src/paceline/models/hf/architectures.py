@@ -121,6 +121,14 @@ def num_decoder_layers(config: PreTrainedConfig) -> int:
     return first_size(config, "num_decoder_layers", "decoder_layers") or text.num_hidden_layers
 
 
+def layer_types(config: PreTrainedConfig) -> Sequence[str] | None:
+    """The kind of each layer, such as full_attention or linear_attention; None: not listed."""
+    text = config.get_text_config(decoder=True)
+    found = (getattr(text, name, None) for name in ("layer_types", "layers_block_type"))
+    listed = next(filter(None, found), None)
+    return listed if listed is not None and len(listed) == num_decoder_layers(config) else None
+
+
 def num_encoder_layers(config: PreTrainedConfig) -> int:
     """Number of layers of the encoder; 0 for a decoder-only model."""
     if not is_encoder_decoder(config):

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     StartSession = Callable[[Any], ModelSession]
 
 Sessions = Literal["batch", "rows", "recurrent", "stateful"]
-"""How texts are read: together; one by one; the same without rollback; the same token by token."""
+"""How texts are read: together; one by one; the same with snapshots; the same token by token."""
 
 
 class ForwardPass(Protocol):
@@ -113,10 +113,6 @@ class HfModel(ABC):
 
     def start_session(self) -> ModelSession:
         return (self._start or self.session_kinds[self.sessions])(self)
-
-    @property
-    def rolls_back(self) -> bool:
-        return self.sessions in ("batch", "rows")
 
     @property
     def head_weight(self) -> Tensor:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from record_architectures import add_noise
 from torch import nn
 from transformers import (
     CONFIG_MAPPING,
@@ -58,19 +59,20 @@ PROMPTS = [[5, 6, 7, 8, 9, 10, 11], [12, 13], list(range(20, 32))]
 
 
 @pytest.mark.parametrize(("kind", "sessions"), KINDS.items())
-def test_a_model_that_cannot_roll_back_decodes_as_generate_and_takes_no_draft(
+def test_a_model_with_a_state_decodes_as_generate_with_and_without_a_draft(
     kind: str, sessions: str
 ):
-    hf = tiny_hf(kind)
-    model = wrap_model(hf)
+    """The draft is the same model with noise, so some of its tokens are accepted."""
+    hf, noisy = tiny_hf(kind), tiny_hf(kind)
+    add_noise(noisy, 0)
+    model, draft = wrap_model(hf), wrap_model(noisy)
     assert model.sessions == sessions
-    texts = AutoregressiveDecoder(model, GREEDY).generate(
-        PROMPTS, 12, eos_token_ids=[], batch_size=2
-    )
     wanted = [generated(hf, p, 12, eos_token_id=None, pad_token_id=2) for p in PROMPTS]
-    assert [text.tokens for text in texts] == wanted
-    with pytest.raises(UnsupportedModelError, match="state that cannot be rolled back"):
-        SpeculativeDecoder(model, model)
+    decoders = [SpeculativeDecoder(model, draft, gamma=n, sampling=GREEDY) for n in (1, 4)]
+    for decoder in (AutoregressiveDecoder(model, GREEDY), *decoders):
+        for size in (1, 2, 3):
+            texts = decoder.generate(PROMPTS, 12, eos_token_ids=[], batch_size=size)
+            assert [text.tokens for text in texts] == wanted
     assert prepare_for_decoding(model).sessions == sessions
 
 
