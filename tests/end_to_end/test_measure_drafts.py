@@ -14,8 +14,10 @@ import pytest
 import torch
 
 from paceline.config import validate
+from paceline.decode.ngram import NgramDraft, continuation
 from paceline.errors import UsageError
 from paceline.measure import DraftComparison, MeasureConfig, measure_draft, measure_drafts
+from paceline.measure.measurement import measure_models
 from paceline.models import load_model
 from paceline.results import load
 from paceline.results.row import Row, read_rows
@@ -78,6 +80,34 @@ def compared(folder: Path) -> DraftComparison:
 
 def without_time(row: Row) -> Row:
     return row.model_copy(update={"totals": {}})
+
+
+def test_lookups_in_the_text_are_a_draft_without_a_model(run: Run, folder: Path):
+    """Its acceptance is p of the token that followed before; else q is uniform."""
+    chosen = config(folder, "ngram")
+    target = load_model(folder / "target", dtype="float32")
+    prompts = [[5, 6, 7, 5, 6], [9, 9], [11, 12]]
+    texts = [[7, 5, 6, 7, 5], [9, 9, 30, 9], [13, 11, 12, 14]]
+    draft: Any = NgramDraft(target)
+    found = measure_models(target, draft, prompts, chosen, completions=texts)
+    wanted = []
+    for prompt, text in zip(prompts, texts, strict=True):
+        with torch.inference_mode():
+            logits_TV = target.hf(torch.tensor([[*prompt, *text]])).logits[0]
+        probs_TV = logits_TV[:, : target.vocab_size].softmax(-1)
+        for place in range(len(text)):
+            read = [*prompt, *text[:place]]
+            p_V, token = probs_TV[len(read) - 1], continuation(read)
+            flat = p_V.clamp(max=1 / len(p_V)).sum()
+            wanted.append(float(flat if token is None else p_V[token]))
+    assert found.figure("expected_acceptance").value == pytest.approx(np.mean(wanted), rel=1e-4)
+    assert found.texts.totals["cost_ratio"] < 1
+
+    code, out, _ = run(*arguments(folder, "draft"), "--draft", "ngram", "--json")
+    assert code in (0, 1, 3)
+    own = [one["config"]["draft"] for one in json.loads(out)["measurements"]]
+    assert own == [str(folder / "draft"), "ngram"]
+    assert "ngram" in json.loads(out)["conclusion"]
 
 
 def test_each_draft_has_the_figures_that_it_has_alone(folder: Path, compared: DraftComparison):

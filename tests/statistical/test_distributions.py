@@ -8,6 +8,7 @@ false alarm at most 5 in 10,000 for a test under other seeds. The mutants draw o
 uses, and must fail.
 """
 
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -15,9 +16,10 @@ import torch
 
 from paceline.core.rules import Lossless, Lossy
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
+from paceline.decode.ngram import NgramDraft
 from paceline.rng import named_generator
 from support import exact
-from support.rules import ODDS, PROMPT, Pair, draw, smallest_p_value
+from support.rules import ODDS, PROMPT, Pair, draw, length, smallest_p_value
 
 ALL = exact.Shaping(temperature=1.3, top_k=4, top_p=0.9, repetition_penalty=1.2)
 
@@ -53,6 +55,16 @@ def test_sampled_text_of_a_parallel_draft_is_the_targets():
     pair.draft.mask_token = 4
     decoder = SpeculativeDecoder(pair.target, pair.draft, gamma=3, sampling=pair.sampling)
     assert smallest_p_value(draw(decoder, 3, 2000), pair.plain(3)) > ODDS
+
+
+def test_sampled_text_of_lookups_is_the_targets():
+    """n = 2,000."""
+    pair = Pair(2, exact.Shaping(temperature=1.3, top_k=4, top_p=0.9))
+    draft: Any = NgramDraft(pair.target)
+    decoder = SpeculativeDecoder(pair.target, draft, gamma=3, sampling=pair.sampling)
+    texts = decoder.generate([PROMPT] * 2000, length(3))
+    assert smallest_p_value([text.tokens for text in texts], pair.plain(3)) > ODDS
+    assert sum(text.stats.num_accepted for text in texts) > 500
 
 
 def test_the_baseline_follows_the_target():

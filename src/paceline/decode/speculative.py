@@ -43,8 +43,9 @@ if TYPE_CHECKING:
 class SpeculativeDecoder(Decoder):
     """The draft proposes up to gamma tokens; the target verifies them in one pass with the rule.
 
-    The policy may draft fewer tokens. With a lossless rule, the first token is sampled from the
-    target's pass over the prompt; with any other rule, it is drafted and verified like the others.
+    The policy may draft fewer tokens; None: that of the draft, if it has one. With a lossless rule,
+    the first token is sampled from the target's pass over the prompt; with any other rule, it is
+    drafted and verified like the others.
 
     Where the draft's context has no room for gamma more tokens, or its encoder none for the prompt,
     each token follows the target, whatever the rule.
@@ -88,7 +89,7 @@ class SpeculativeDecoder(Decoder):
         self.rule = rule or Lossless()
         self._applied_rule = with_bonus(self.rule, bonus)
         self.gamma = gamma
-        self.policy = policy or FixedLength()
+        self.policy = policy or getattr(draft, "policy", None) or FixedLength()
         self.draft_sampling = proposal_params(self.sampling, draft_sampling)
         # At temperature 0 a lossless rule accepts only the target's argmax, whatever q is.
         self._verifies_argmax = self.sampling.greedy and self.rule.exact

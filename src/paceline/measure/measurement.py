@@ -11,6 +11,7 @@ from paceline.config import Options, Result
 from paceline.core.bootstrap import Interval, difference_interval
 from paceline.data.input_checks import InputChecks, checked
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
+from paceline.decode.ngram import NGRAM
 from paceline.environment import begin, environment
 from paceline.errors import UsageError
 from paceline.measure.acceptance import PairTexts, rows_of_texts, score_texts
@@ -54,6 +55,10 @@ if TYPE_CHECKING:
 
 
 _PASSES = ("target_pass_s", "draft_pass_s", "cost_ratio")
+_NGRAM_ADVICE = (
+    "serve a draft model, or none: these texts repeat too little",
+    "serve the engine's own n-gram lookup, and ask a draft model for more than this",
+)
 _SPEEDUPS = ("mbsu", "predicted_speedup", "expected_speedup")
 
 
@@ -61,6 +66,8 @@ class MeasureConfig(WithCosts, PairConfig):
     """Configuration of `measure`.
 
     Attributes:
+        draft: Draft model: hub id, directory or GGUF file. `ngram`: no model, but what followed the
+            same tokens earlier in the text.
         other_drafts: Further drafts, measured on the same texts by `measure_drafts`.
         timed_prompts: Number of timed requests, including those that choose gamma; 0: no timing.
     """
@@ -87,6 +94,8 @@ class MeasureConfig(WithCosts, PairConfig):
 
     def _checked_pair(self, checks: InputChecks, draft: str) -> list[ModelFacts]:
         """Check target and draft; of several, an error names the draft."""
+        if draft == NGRAM:
+            return [checks.model("target", self.target)]
         try:
             return checks.pair(self.target, draft)
         except UsageError as error:
@@ -220,7 +229,7 @@ def measure_each(config: MeasureConfig, progress: Progress = silent) -> list[Mea
         pair = load_models_of(one, costs, progress, target)
         target, (one, prompts) = pair.target, pair.prompts(one)
         texts = texts or sample_texts(target, prompts, one, one.sampling, progress)
-        marks |= {"draft": fingerprint(draft)}
+        marks |= {"draft": "" if draft == NGRAM else fingerprint(draft)}
         own = passes.setdefault(_shape(pair.draft, draft) if config.other_drafts else "", [])
         found.append(measure_models(*pair, prompts, one, progress, costs, marks, texts, own))
     return found
@@ -228,6 +237,8 @@ def measure_each(config: MeasureConfig, progress: Progress = silent) -> list[Mea
 
 def _shape(draft: HfModel, path: str) -> object:
     """What the time of a pass depends on: equal for drafts that differ in their weights alone."""
+    if path == NGRAM:
+        return path
     weights = inspect_model(path).hf.named_parameters()
     proposed = draft.draft_vocabulary
     return (
@@ -315,6 +326,8 @@ def measure_models(
         trained = trained_acceptance(config.draft)
         known = verdict, acceptance, blocks, speedup, trained
         advice = next_step(*known, config.as_options)
+        if config.draft == NGRAM and verdict.decided:
+            advice = _NGRAM_ADVICE[verdict.go]
         verdict = verdict.model_copy(update={"next": advice})
     return Measurement(
         config=config,

@@ -17,6 +17,7 @@ from paceline.data.input_checks import note
 from paceline.data.prompts import ChatOrRaw
 from paceline.data.tokens import asked, encode_prompt, encode_prompts, truncated
 from paceline.decode import AutoregressiveDecoder
+from paceline.decode.ngram import NGRAM, NgramDraft
 from paceline.errors import ContextLengthError, UsageError
 from paceline.models import load_model, prepare_for_decoding
 from paceline.models.compatibility import check_same_vocabulary
@@ -274,6 +275,8 @@ def load_models(
         target = load_model(config.target, dtype=config.dtype, device=config.device)
         tokenizer_of(target, config.target)
     progress("loading", 1, 2)
+    if config.draft == NGRAM:
+        return Pair(prepare_for_decoding(target), cast("HfModel", NgramDraft(target)))
     draft = load_beside(target, config.draft, config.device, parallel=config.parallel)
     if full_vocabulary:
         draft = draft.without_draft_vocabulary()
