@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from paceline.core.sampling import as_list
 from paceline.decode.draft_policies import Confident
 from paceline.models.contract import ModelSession, decoder_contexts
 
@@ -73,7 +74,7 @@ class _NgramSession(ModelSession):
     def _extend(self, tokens_BN: Tensor) -> Tensor:
         self._rows = self._rows or [[] for _ in tokens_BN]
         logits: list[Tensor] = []
-        for row, new in zip(self._rows, tokens_BN.tolist(), strict=True):
+        for row, new in zip(self._rows, as_list(tokens_BN), strict=True):
             for token in new:
                 row.append(token)
                 logits.append(self._logits(row))
