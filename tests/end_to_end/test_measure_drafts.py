@@ -110,6 +110,26 @@ def test_lookups_in_the_text_are_a_draft_without_a_model(run: Run, folder: Path)
     assert "ngram" in json.loads(out)["conclusion"]
 
 
+def test_slices_have_lines_and_a_table(run: Run, folder: Path, tmp_path: Path):
+    rows = [json.loads(line) for line in (folder / "corpus.jsonl").read_text().splitlines()]
+    prompts = tmp_path / "prompts.jsonl"
+    tasks = ["code", "chat"] * len(rows)
+    named = [row | {"task": task} for row, task in zip(rows, tasks, strict=False)]
+    prompts.write_text("".join(json.dumps(row) + "\n" for row in named))
+    given = ["--target", folder / "target", "--draft", folder / "draft", "--prompts", prompts]
+    code, out, _ = run("measure", *given, *OPTIONS, "--slices", "task", "--slices", "prompt_tokens")
+    assert code in (0, 1, 3)
+    shown = " ".join(out.split())
+    assert "task code: TOO FEW, expected" in shown
+    assert "task chat: TOO FEW, expected" in shown
+    assert "prompt_tokens 1 to 16: TOO FEW, expected" in shown
+    page = tmp_path / "page.html"
+    run("measure", *given, *OPTIONS, "--set", 'slices=["task"]', "--html", page)
+    assert "Slices of the prompts" in page.read_text()
+    line = refused(run, "measure", *given, *OPTIONS, "--slices", "topic", "--dry-run")
+    assert "topic" in line
+
+
 def test_each_draft_has_the_figures_that_it_has_alone(folder: Path, compared: DraftComparison):
     """The target writes its texts once; alone, it writes them for each draft."""
     for found in compared.measurements:

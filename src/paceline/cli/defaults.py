@@ -141,6 +141,7 @@ MEANINGS = {
     "max_new_tokens": "Maximum number of new tokens per prompt.",
     "max_completion_tokens": "Maximum number of tokens per completion; the rest is cut off.",
     "gamma": "Draft tokens per block.",
+    "slices": "Columns of the prompts to give figures by; prompt_tokens: by their length.",
     "gammas": "Block lengths (draft tokens per block) to compare.",
     "num_speculative_tokens": "Draft tokens per block (gamma).",
     "rules": "Acceptance rules to compare.",

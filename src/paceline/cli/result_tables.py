@@ -15,6 +15,7 @@ from paceline.cli.tables import Details, printed
 from paceline.core.sampling import proposal_params
 from paceline.measure.engine_costs import words_of_starts
 from paceline.measure.results import ACCEPTANCE, gamma_of, num_tokens
+from paceline.measure.slices import SHOWN
 from paceline.results.figures import FIGURES
 from paceline.results.frontier import measure
 from paceline.view.page import meaning_of, words_of
@@ -81,8 +82,20 @@ def verdict_lines(found: Measurement) -> Iterator[RenderableType]:
             f"{found.figure('greedy_draft_acceptance')}: --draft-temperature 0 measures that"
         )
     yield from disturbed_line(found.disturbance)
+    yield from _slice_lines(found)
     if verdict.next:
         yield f"next: {verdict.next}"
+
+
+def _slice_lines(found: Measurement) -> Iterator[str]:
+    """A line per slice: its own verdict, by expected speedups."""
+    for one in found.sliced:
+        acceptance, tau, speedup = (FIGURES[name].measure(one.row) for name in SHOWN)
+        yield (
+            f"{one.row.setting['slice']}: {one.verdict.word}, expected {speedup.text('.2f', 'x')} "
+            f"at gamma {one.verdict.gamma}, acceptance {acceptance}, {tau.value:.2f} tokens per "
+            f"target call, {len(one.slice.units)} prompts"
+        )
 
 
 def measurement_table(found: Measurement) -> Group:

@@ -9,8 +9,9 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from paceline.config import Options, Result
 from paceline.core.bootstrap import Interval, difference_interval
-from paceline.data.input_checks import InputChecks, checked
+from paceline.data.input_checks import InputChecks, checked, note
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
+from paceline.decode.decoder import shared_context
 from paceline.decode.ngram import NGRAM
 from paceline.environment import begin, environment
 from paceline.errors import UsageError
@@ -32,6 +33,14 @@ from paceline.measure.latency import (
 )
 from paceline.measure.pair import PairConfig, sample_texts, trained_acceptance
 from paceline.measure.results import ACCEPTANCE, disturbance, gamma_of, value_of
+from paceline.measure.slices import (
+    Slice,
+    Sliced,
+    as_objects,
+    judged,
+    rows_by_position,
+    slices_of,
+)
 from paceline.measure.verdict import (
     Verdict,
     best_code,
@@ -70,6 +79,8 @@ class MeasureConfig(WithCosts, PairConfig):
             same tokens earlier in the text.
         other_drafts: Further drafts, measured on the same texts by `measure_drafts`.
         timed_prompts: Number of timed requests, including those that choose gamma; 0: no timing.
+        slices: Columns of the prompts by whose values figures and verdicts are given, too;
+            `prompt_tokens`: by the length of the prompt.
     """
 
     draft: Annotated[str, Options(several=True)]
@@ -79,6 +90,7 @@ class MeasureConfig(WithCosts, PairConfig):
     )
     pass_repeats: int = Field(default=31, ge=1)
     timed_prompts: Annotated[int, Options()] = Field(default=16, ge=0)
+    slices: Annotated[tuple[str, ...], Options()] = ()
 
     @property
     def drafts(self) -> list[str]:
@@ -90,7 +102,8 @@ class MeasureConfig(WithCosts, PairConfig):
         self.check_costs(checks, self.gammas)
         models = [model for draft in self.drafts for model in self._checked_pair(checks, draft)]
         self.note_defaults(checks)
-        self.check_prompts(checks, models, new_tokens=1)
+        count = self.check_prompts(checks, models, new_tokens=1)
+        slices_of(self.slices, self.prompts, [()] * count)
 
     def _checked_pair(self, checks: InputChecks, draft: str) -> list[ModelFacts]:
         """Check target and draft; of several, an error names the draft."""
@@ -110,7 +123,9 @@ class Measurement(Result):
     Attributes:
         rows: Of the scored texts without gamma, then by gamma with blocks and their costs; then,
             with the setting `timed`, of gammas that were timed to choose one, and of the requests
-            of the verdict. The units are the numbers of the prompts.
+            of the verdict; then by `position` in the text. The units are the numbers of the
+            prompts.
+        slices: The prompts by the values of columns.
     """
 
     schema_version: Literal[2] = 2
@@ -118,9 +133,13 @@ class Measurement(Result):
     config: MeasureConfig
     rows: list[Row] = Field(min_length=1)
     verdict: Verdict
+    slices: list[Slice] = Field(default_factory=list[Slice])
     environment: dict[str, object]
     # the last is in older files alone
-    computed: ClassVar = ("figures", "best_gamma", "disturbance", "acceptance_by_position")
+    computed: ClassVar = (
+        *("figures", "best_gamma", "disturbance", "sliced"),
+        "acceptance_by_position",
+    )
 
     @model_serializer(mode="wrap")
     def _with_figures(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -132,7 +151,13 @@ class Measurement(Result):
             "figures": figures,
             "best_gamma": self.best_gamma,
             "disturbance": self.disturbance,
+            "sliced": as_objects(self.sliced),
         }
+
+    @property
+    def sliced(self) -> list[Sliced]:
+        """The slices with their verdicts by expected speedups, each by itself."""
+        return list(judged(self.slices, self.blocks, self.disturbance))
 
     @property
     def best_gamma(self) -> int:
@@ -159,7 +184,8 @@ class Measurement(Result):
     @property
     def blocks(self) -> list[Row]:
         """The rows of the scored texts with blocks of each gamma."""
-        return [row for row in self.rows[1:] if "timed" not in row.setting]
+        rows = self.rows[1:]
+        return [row for row in rows if not row.setting.keys() & {"timed", "position"}]
 
     @property
     def tried(self) -> list[Row]:
@@ -285,6 +311,7 @@ def measure_models(
     texts = PairTexts(
         *(target, draft, prompts, completions), *config.scoring, gamma=max(config.gammas)
     )
+    _note_of_context(texts)
     scores = score_texts(texts, progress)
     sizes = {"target": target.num_parameters, "draft": draft.num_parameters}
     row, *blocks = rows_of_texts(
@@ -331,10 +358,23 @@ def measure_models(
         verdict = verdict.model_copy(update={"next": advice})
     return Measurement(
         config=config,
-        rows=[row, *blocks, *timed],
+        rows=[row, *blocks, *timed, *rows_by_position(scores, row)],
         verdict=verdict,
+        slices=slices_of(config.slices, config.prompts, prompts),
         environment=environment(),
     )
+
+
+def _note_of_context(texts: PairTexts) -> None:
+    """Say how many texts are longer than the shorter context of the models."""
+    pairs = zip(texts.written, texts.completions, strict=True)
+    longer = sum(len(whole) > len(kept) for whole, kept in pairs)
+    if longer:
+        shorter = shared_context(*texts.pair)
+        note(
+            f"{longer} of {len(texts.prompts)} texts are longer than the models' shorter context "
+            f"of {shorter} tokens: what is behind it has no drafts and is not scored"
+        )
 
 
 def _time_best(

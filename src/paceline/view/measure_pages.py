@@ -27,7 +27,14 @@ from paceline.view.page import (
     table_of,
     words_of,
 )
-from paceline.view.tables import drafts_table, gamma_table, served_tables, steps_table
+from paceline.view.tables import (
+    drafts_table,
+    gamma_table,
+    position_table,
+    served_tables,
+    slices_table,
+    steps_table,
+)
 
 if TYPE_CHECKING:
     from paceline.measure import Measurement
@@ -137,7 +144,9 @@ def _speedups(found: Measurement) -> Section:
 def _acceptance(found: Measurement) -> Section:
     text = "Three figures that others call acceptance rate, on text of the target."
     line = {name: found.figure(name) for name in ACCEPTANCE}
-    return Section("Acceptance", [Table("Acceptance", [line], text=text, units="prompts")])
+    tables = [Table("Acceptance", [line], text=text, units="prompts")]
+    more = position_table(found), slices_table(found)
+    return Section("Acceptance", [*tables, *filter(None, more)])
 
 
 def drafts_page(found: DraftComparison) -> Page:
