@@ -99,13 +99,14 @@ def servers(command: Callable[[int], list[str]]) -> Iterator[tuple[Server, Serve
             server.kill()
 
 
-def client(folder: Path, output: str, *urls: str) -> subprocess.Popen[str]:
+def client(folder: Path, output: str, *urls: str, **more: Any) -> subprocess.Popen[str]:
     writer = {
         "kind": "openai",
         "url": list(urls),
         "concurrency": AT_ONCE,
         "top_logprobs": 3,
         "patience_s": 600,
+        **more,
     }
     settings = {
         "target": str(TARGET),

@@ -432,6 +432,7 @@ TARGET = Path(".cache/SmolLM2-135M-Instruct.Q4_1.gguf").absolute()
 PROGRAMS = {"vllm": FOLDER / "vllm/bin/vllm", "llamacpp": FOLDER / "llama-server"}
 ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 SAMPLED = {"completion", "completion_tokens", "stop_reason", "top_tokens", "top_log_probs"}
+SAMPLED |= {"hidden_states"}
 MAX_NEW_TOKENS = 24
 
 

@@ -27,10 +27,12 @@ from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.engines.contract import Request as ServedRequest
 from paceline.engines.text_servers import TextServers
 from paceline.engines.texts import OpenAIWriter
+from paceline.errors import UsageError
 from paceline.models import load_model, prepare_for_decoding
 from paceline.models.compatibility import check_fits
 from paceline.models.contract import decoder_contexts
-from paceline.models.loading import load_tokenizer, tokenizer_of
+from paceline.models.hf.causal import behind_last_norm
+from paceline.models.loading import load_head, load_tokenizer, tokenizer_of
 from paceline.models.token_text import answer_text, tokens_of
 from paceline.records import storage_errors
 
@@ -216,6 +218,7 @@ class ServerAnswerer:
         self.config = config
         self.tokenizer = load_tokenizer(config.target, alone=True)
         self.end = AnswerEnd(self.tokenizer)
+        self.head = load_head(config.target, dtype="float32") if writer.hidden_states else None
         self.servers = TextServers(writer, partial(tokens_of, tokenizer=self.tokenizer))
 
     def answer(self, shard: Shard) -> list[Answer]:
@@ -255,7 +258,20 @@ class ServerAnswerer:
             stop_reason=written.stop_reason,
             top_tokens=written.top_tokens,
             top_log_probs=written.top_log_probs,
+            hidden_states=self._hidden(written),
         )
+
+    def _hidden(self, written: Written) -> bytes | None:
+        """The states that the head reads: those of the server behind the last norm."""
+        if self.head is None or written.states is None:
+            return None
+        wanted = self.head.head_weight.shape[1]
+        if written.states.shape[1] != wanted:
+            raise UsageError(
+                f"the server writes hidden states of {written.states.shape[1]} values, but the "
+                f"head of {self.config.target} reads {wanted}; set target to the served model"
+            )
+        return _as_bytes(behind_last_norm(self.head, written.states))
 
 
 def _answer(request: Request, tokenizer: PreTrainedTokenizerBase, **columns: Any) -> Answer:

@@ -82,7 +82,7 @@ def _recorded_bytes(config: GenerateDataConfig) -> int:
     """Bytes that are recorded with a new token."""
     writer = config.writer
     scores = 8 * writer.top_logprobs  # an id and a log probability
-    if isinstance(writer, ModelWriter) and writer.hidden_states:
+    if writer.hidden_states:
         return scores + 2 * config_at(config.target).get_text_config().hidden_size
     return scores
 

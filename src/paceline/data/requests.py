@@ -120,6 +120,8 @@ class GenerateDataConfig(StrictModel):
             tokenizer = models[0].tokenizer
         else:
             tokenizer = checks.tokenizer("target", self.target)
+            if self.writer.hidden_states:
+                checks.model("target", self.target)
             checks.key(self.writer)
         checks.text("prompts", self.prompts)
         checks.first_prompt(tokenizer, self.prompts, self.chat)

@@ -17,6 +17,8 @@ from paceline.errors import EngineError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from torch import Tensor
+
 StopReason = Literal["eos", "length"]
 TopTokens = list[tuple[int, float]]  # ids and log probabilities, most likely first
 Token = Annotated[int, Field(ge=0, lt=1 << 31)]
@@ -40,6 +42,7 @@ class Written(NamedTuple):
         server: Name and version of the server, such as `vllm 0.32.0`; empty if it gives none.
         top: The most likely tokens of each position, none for tokens of llama-server that end
             within a character; None if they were not requested.
+        states: Hidden states before each token, ahead of the last norm, [N, D]; None: not asked.
     """
 
     text: str
@@ -47,6 +50,7 @@ class Written(NamedTuple):
     stop_reason: StopReason
     server: str
     top: list[TopTokens] | None
+    states: Tensor | None = None
 
     def tokens_by(self, tokenize: Callable[[str], list[int]], end: int | None) -> list[int]:
         """The tokens; if the server gave text alone, of its text and the token `end`."""

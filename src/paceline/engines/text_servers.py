@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import BaseModel
 
+from paceline.engines import hidden_states
 from paceline.engines.answers import AnswerError
 from paceline.engines.client import (
     Client,
@@ -204,12 +205,19 @@ class _Asked:
         kind, name, model = self.identify()
         top = self._writer.top_logprobs
         request = request._replace(seed=request.seed % _SEEDS)
-        body = kind.text_body(model, request, top)
+        body, where = kind.text_body(model, request, top), f"{self.url}{kind.text_path}"
+        with_states = self._writer.hidden_states
+        if with_states:
+            body |= hidden_states.IN_REQUEST
         try:
             answer = self._sent(kind.text_path, body, known=bool(kind.recorded_as))
         except StatusError as error:
             raise UsageError(str(error)) from None
-        return kind.read_text(answer, f"{self.url}{kind.text_path}", name, top)
+        written = kind.read_text(answer, where, name, top)
+        if not with_states:
+            return written
+        read = (request.prompt, written.tokens or (), self._writer.states_directory)
+        return written._replace(states=hidden_states.read_states(answer, where, *read))
 
     def _sent(self, path: str, body: dict[str, Any], *, known: bool) -> str:
         """The answer; a server that is not `known` gets neutral settings as it accepts them."""

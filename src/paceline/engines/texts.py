@@ -6,11 +6,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from paceline.config import StrictModel
+from paceline.config import HomePath, StrictModel
 from paceline.engines.client import root_of
 
 MAY_CHANGE = frozenset(
-    f"writer.{name}" for name in ("url", "api_key_env", "concurrency", "timeout_s", "patience_s")
+    f"writer.{name}"
+    for name in ("url", "api_key_env", "concurrency", "timeout_s", "patience_s", "states_directory")
 )
 """Settings of servers, in the configuration of a run, that may differ when it is resumed."""
 
@@ -30,6 +31,11 @@ class OpenAIWriter(StrictModel):
             probabilities, to distil from (0: none). vLLM allows 20 unless it is started with
             --max-logprobs. They must be those before temperature and filters, so vLLM may not be
             started with --logprobs-mode processed_logprobs.
+        hidden_states: Also record the hidden states that the head reads, rounded to bfloat16, of a
+            vLLM that was started to write them (see the guide "A target behind a URL"). The target
+            then needs its embeddings, last norm and head beside the tokenizer.
+        states_directory: Where this machine has the files that the server writes them to; None: as
+            the server names it.
         timeout_s: Timeout of a request.
         patience_s: How long to wait while no server answers.
     """
@@ -40,6 +46,8 @@ class OpenAIWriter(StrictModel):
     api_key_env: str | None = None
     concurrency: int = Field(default=16, ge=1)
     top_logprobs: int = Field(default=0, ge=0)
+    hidden_states: bool = False
+    states_directory: HomePath | None = None
     timeout_s: float = Field(default=600.0, gt=0)
     patience_s: float = Field(default=300.0, ge=0)
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.sampling import limited
+from paceline.errors import UnsupportedModelError
 from paceline.models.contract import ModelSession, pad
 from paceline.models.hf.architectures import body_of, decoder_body, is_encoder_decoder
 from paceline.models.hf.base import HfModel, evaluating
@@ -163,6 +164,35 @@ class CausalModel(HfModel):
         return self.hf(
             input_ids=batch.tokens_BT, attention_mask=batch.attention_BT, use_cache=False
         ).logits
+
+
+@torch.inference_mode()
+def behind_last_norm(model: HfModel, states_TD: Tensor) -> Tensor:
+    """`hidden` of states before the last norm, [T, D]; the model may have no layers.
+
+    Raises:
+        UnsupportedModelError: its last norm is not found.
+    """
+    body, outputs = body_of(model.hf), list[tuple[Any, Tensor]]()
+
+    def keep(part: Any, _inputs: Any, output: Any) -> None:
+        if isinstance(output, Tensor):
+            outputs.append((part, output))
+
+    with contextlib.ExitStack() as listening:
+        for part in body.modules():
+            listening.callback(part.register_forward_hook(keep).remove)
+        tokens_1T = torch.tensor([[3, 4, 5]], device=model.device)
+        last = body(input_ids=tokens_1T, use_cache=False).last_hidden_state
+    same = (part for part, output in reversed(outputs) if output.data_ptr() == last.data_ptr())
+    norm = next(same, None)
+    if norm is None:
+        raise UnsupportedModelError(
+            f"the last norm of {model.hf.config.model_type} is not found, so hidden states of a "
+            "server cannot be read; record top_logprobs instead"
+        )
+    states_TD = states_TD.to(model.device, model.dtype)
+    return for_head(norm(states_TD[None])[0], model.hf)
 
 
 def for_head(hidden: Tensor, hf: Any) -> Tensor:
