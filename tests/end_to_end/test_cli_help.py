@@ -76,7 +76,7 @@ EXPECTED = {
     "paceline mea": ["measure"],
     "paceline measure --tim": ["--timed-prompts"],
     "paceline measure --dtype b": ["bfloat16"],
-    "paceline validate meas": ["measure", "measure-engine"],
+    "paceline validate meas": ["measure", "measure-engine", "measure-speculative-config"],
     "paceline measure --prompts tex": ["texts.jsonl"],
 }
 # bash calls the function that the script has registered, with the words of the line in COMP_WORDS;

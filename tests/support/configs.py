@@ -48,6 +48,9 @@ def small(kind: str, folder: Path, output: Path, **changes: Any) -> Any:
         "score": written | {"task": task, "tokenizer": target, "writer": server},
         "measure": pair | _FLOAT32 | _FEW | {"prompts": corpus},
         "measure-engine": pair | {"prompts": corpus, "engine": {"engine": "vllm"}},
+        "measure-speculative-config": pair
+        | {"prompts": corpus, "engine": {"engine": "vllm"}}
+        | {"speculative_config": ['{"method": "ngram", "num_speculative_tokens": 4}']},
         "verify": pair | _FLOAT32 | {"prompts": corpus, "num_prompts": 4},
         "analyze": pair | {"prompts": corpus},
         "perplexity": {"model": target, "text": corpus},

@@ -283,12 +283,16 @@ class Command(typer.core.TyperCommand):
                 return
             given = {name: values.pop(name) for name in known}
             given = {name: value for name, value in given.items() if value not in (None, [])}
-            selected = [option for option in self.schemas if f"{option}__{option}" in given]
+            names = {option: option.replace("-", "_") for option in self.schemas if option}
+            selected = [at for at, name in names.items() if {name, f"{name}__{name}"} & set(given)]
             option = selected[0] if selected else ""
             taken = {setting.parameter for setting in settings[option]}
-            if others := [known[name].names[0] for name in given if name not in taken]:
+            if others := [name for name in given if name not in taken]:
+                of = {at: {one.parameter for one in found} for at, found in settings.items()}
+                takers = [option] if option else [at for at in of if others[0] in of[at]]
                 needs = "cannot be used with" if option else "needs"
-                raise UsageError(f"{others[0]} {needs} --{', --'.join(filter(None, self.schemas))}")
+                listed = " or --".join(reversed(takers))
+                raise UsageError(f"{known[others[0]].names[0]} {needs} --{listed}")
             chosen = {known[name].key: known[name].value(value) for name, value in given.items()}
             if isinstance(drafts := chosen.get("draft"), list):
                 if option and len(drafts) > 1:

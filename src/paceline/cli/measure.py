@@ -20,15 +20,22 @@ if TYPE_CHECKING:
     from paceline.measure.analysis import AnalyzeConfig, PredictedFrontier
     from paceline.measure.perplexity import Perplexity, PerplexityConfig
     from paceline.measure.served import ServedConfig, ServedMeasurement
+    from paceline.measure.speculators import SpeculatorsConfig, SpeculatorTable
     from paceline.measure.trajectory import TrajectoryConfig
     from paceline.results.row import Row
 
 MEASURE = "Measure drafts and models"  # a panel of the help
 
 
-@command(MEASURE, "paceline.measure:MeasureConfig", engine="paceline.measure.served:ServedConfig")
+_BY_OPTION = {
+    "speculative-config": "paceline.measure.speculators:SpeculatorsConfig",
+    "engine": "paceline.measure.served:ServedConfig",
+}
+
+
+@command(MEASURE, "paceline.measure:MeasureConfig", **_BY_OPTION)
 def measure(
-    config: "MeasureConfig | ServedConfig",
+    config: "MeasureConfig | ServedConfig | SpeculatorsConfig",
     dry_run: options.DryRun = False,
     as_json: options.Json = False,
     table: options.Tables = False,
@@ -43,13 +50,18 @@ def measure(
     With --engine, measures requests in the engine with and without the draft, and compares its
     counters with the prediction. Exit codes as above; of a running server, which has no requests
     without the draft, 1: the counters differ; 3: undecided.
+    With --engine vllm --speculative-config JSON, measures methods of vLLM side by side, at several
+    numbers of concurrent requests (--loads). Exit code 0: one is GO; 1: all are NO-GO.
     With --costs, predicts the speedup in the engine that the costs were measured in.
     """
     from paceline.measure import MeasureConfig
+    from paceline.measure.speculators import SpeculatorsConfig
 
     how = ("paceline.measure.served:measure_served", _served, "served_page")
     if isinstance(config, MeasureConfig) and config.other_drafts:
         how = ("paceline.measure:measure_drafts", _compared, "drafts_page")
+    elif isinstance(config, SpeculatorsConfig):
+        how = ("paceline.measure.speculators:measure_speculators", _speculators, "speculators_page")
     elif isinstance(config, MeasureConfig):
         how = ("paceline.measure:measure", _measured, "measure_page")
     function, show, page = how
@@ -85,6 +97,13 @@ def _compared(result: "DraftComparison", _config: "MeasureConfig") -> "Shown":
         yield f"draft {found.config.draft}"
         yield from verdict_lines(found)
     yield result.conclusion
+    return result.exit_code
+
+
+def _speculators(result: "SpeculatorTable", _config: "SpeculatorsConfig") -> "Shown":
+    from paceline.cli.result_tables import speculator_lines
+
+    yield from speculator_lines(result)
     return result.exit_code
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shlex
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from paceline.core.sampling import proposal_params
 from paceline.measure.engine_costs import words_of_starts
 from paceline.measure.results import ACCEPTANCE, gamma_of, num_tokens
 from paceline.measure.slices import SHOWN
+from paceline.measure.speculators import NONE
 from paceline.results.figures import FIGURES
 from paceline.results.frontier import measure
 from paceline.view.page import meaning_of, words_of
@@ -25,6 +27,7 @@ from paceline.view.tables import (
     gamma_table,
     name_of,
     served_tables,
+    speculators_table,
     steps_table,
 )
 
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
     from paceline.measure.losslessness import DistributionCheck, LosslessnessReport
     from paceline.measure.measurement import Measurement
     from paceline.measure.served import ServedMeasurement
+    from paceline.measure.speculators import SpeculatorTable
     from paceline.train.config import AlignConfig, Evaluation
 
 
@@ -192,6 +196,24 @@ def served_lines(found: ServedMeasurement) -> Iterator[RenderableType | Details]
     )
     if speed is not None or found.costs is not None:
         yield words_of_starts(found.starts)
+
+
+def speculator_lines(found: SpeculatorTable) -> Iterator[RenderableType]:
+    """A table of the methods, and what to serve at each number of requests."""
+    yield printed(speculators_table(found))
+    config, best = found.config, found.best()
+    for count, name in best.items():
+        requests = "1 request" if count == 1 else f"{count} requests"
+        yield f"at {requests} at once: {'no method' if name == NONE else name}"
+    for name in dict.fromkeys(best.values()):
+        if name != NONE:
+            served = shlex.quote(json.dumps(found.served(name)))
+            yield f"{name}: vllm serve {config.target} --speculative-config {served}"
+    yield (
+        f"{config.num_prompts} requests of {config.max_new_tokens} tokens, vllm "
+        f"{found.engine_version}, temperature {config.sampling.temperature:g}, "
+        f"{config.prompt_words}; {words_of_starts(config.starts)}"
+    )
 
 
 def alignment_table(result: dict[str, Any], evaluation: Evaluation) -> Group:

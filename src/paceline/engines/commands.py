@@ -47,21 +47,12 @@ class EngineChoice(StrictModel):
     @classmethod
     def _starts_what_the_user_permits(cls, values: Any, info: ValidationInfo) -> Any:
         values = {"engine": values} if isinstance(values, str) else values
-        if info.context is not Origin.CONFIGURATION or not isinstance(values, dict):
-            return values
-        known = cast("dict[str, Any]", values)
-        kind = KINDS.get(str(known.get("engine")))
-        program = known.get("program") or ""
-        if not program and kind is not None and issubclass(kind, Server):
-            program = kind.program[0]
-        of_file = [key for key in ("program", "options") if known.get(key) is not None]
-        if of_file and program not in allowed(PROGRAMS):
-            raise ValueError(
-                f"a file may not set the {of_file[0]} of an engine by itself "
-                f"({known[of_file[0]]}); if you trust it, add --allow-program "
-                f"{shlex.quote(str(program))}"
-            )
-        return known
+        if isinstance(values, dict):
+            known = cast("dict[str, Any]", values)
+            for key in ("program", "options"):
+                if known.get(key) is not None:
+                    check_permitted(known, key, known[key], info)
+        return values
 
     @model_validator(mode="after")
     def _one_way(self) -> EngineChoice:
@@ -84,6 +75,22 @@ class EngineChoice(StrictModel):
         if not issubclass(self.kind, Server):
             raise UsageError(f"{self.engine} is not a server")
         return self.kind
+
+
+def check_permitted(choice: Any, key: str, value: Any, info: ValidationInfo) -> None:
+    """Raise a ValueError if a file sets this key of an engine whose program was not allowed."""
+    if info.context is not Origin.CONFIGURATION:
+        return
+    known: dict[str, Any] = choice if isinstance(choice, dict) else {"engine": choice}
+    kind = KINDS.get(str(known.get("engine")))
+    program = known.get("program") or ""
+    if not program and kind is not None and issubclass(kind, Server):
+        program = kind.program[0]
+    if program not in allowed(PROGRAMS):
+        raise ValueError(
+            f"a file may not set the {key} of an engine by itself ({value}); if you trust it, add "
+            f"--allow-program {shlex.quote(str(program))}"
+        )
 
 
 def server_command(choice: EngineChoice, setup: Setup, port: int) -> list[str]:

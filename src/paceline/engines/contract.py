@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, TypeAlias
 
@@ -60,11 +61,13 @@ class Served(NamedTuple):
         tokens: Generated tokens, in the order of the requests.
         seconds: From sending the request to receiving the answer; of several, the sum.
         blocks: Block counts; None or counts of 0 if the engine does not draft.
+        wall_s: From the first request to the last answer; NaN where it was not taken.
     """
 
     tokens: list[int]
     seconds: float
     blocks: BlockCounts | None
+    wall_s: float = math.nan
 
 
 class Drafting(NamedTuple):

@@ -172,10 +172,12 @@ class CountingServer(Server):
 
     def serve_together(self, requests: Sequence[Request], batch_size: int) -> Served:
         before = self.counts()
+        start = time.perf_counter()
         with ThreadPoolExecutor(batch_size) as pool:
             answers = together(list(pool.map(self._timed, requests)))
+        wall_s = time.perf_counter() - start
         after = None if before is None else self.settled(before) - before
-        return answers._replace(blocks=after)
+        return answers._replace(blocks=after, wall_s=wall_s)
 
     def _timed(self, request: Request) -> Served:
         start = time.perf_counter()

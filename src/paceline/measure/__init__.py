@@ -13,6 +13,8 @@ trajectory.py   checkpoints of training runs on the same texts
 perplexity.py   how well one model predicts plain text
 losslessness.py tests of greedy and sampled speculative text against the target
 results.py      figures of a measurement by name, from its rows
+slices.py       figures and verdicts by columns of the prompts; acceptance by place
+speculators.py  methods of vLLM side by side, at several numbers of requests
 """
 
 from paceline.measure.losslessness import LosslessnessReport, VerifyConfig, verify_losslessness

@@ -33,6 +33,7 @@ from paceline.view.tables import (
     position_table,
     served_tables,
     slices_table,
+    speculators_table,
     steps_table,
 )
 
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from paceline.measure.losslessness import DistributionCheck, LosslessnessReport
     from paceline.measure.measurement import DraftComparison
     from paceline.measure.served import ServedMeasurement
+    from paceline.measure.speculators import SpeculatorTable
     from paceline.measure.verdict import Verdict
     from paceline.view.page import Block, Line, Tone
 
@@ -168,6 +170,17 @@ def drafts_page(found: DraftComparison) -> Page:
         sections=[
             Section("Drafts", [drafts_table(found), Table("Verdicts", verdicts)]),
         ],
+        source=source,
+    )
+
+
+def speculators_page(found: SpeculatorTable) -> Page:
+    """The page of several methods in vLLM."""
+    source = source_of("measure --speculative-config", found.config, found.environment)
+    return Page(
+        title="Which speculator, at which load?",
+        verdict=sentence(found.summary),
+        sections=[Section("Methods", [speculators_table(found)])],
         source=source,
     )
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from paceline.measure.engine_costs import EngineCosts
     from paceline.measure.measurement import DraftComparison
     from paceline.measure.served import ServedMeasurement
+    from paceline.measure.speculators import SpeculatorTable
     from paceline.results.row import Row
     from paceline.view.page import Line
 
@@ -88,6 +89,24 @@ def slices_table(found: Measurement) -> Table | None:
         title="Slices of the prompts",
         text="Each verdict is by itself, on expected speedups.",
         units="prompts",
+    )
+
+
+def speculators_table(found: SpeculatorTable) -> Table:
+    """A line per method and number of concurrent requests."""
+    lines: list[Line] = []
+    for cell in found.cells():
+        row, speedup = cell.row, cell.speedup
+        values = {name: FIGURES[name].value(row) for name in ("tokens_per_s", "block_efficiency")}
+        lines.append(
+            {"at once": row.setting["concurrency"], "method": row.setting["method"], **values}
+            | {"speedup": speedup, "verdict": cell.verdict.word if cell.verdict else None}
+        )
+    return Table(
+        "Methods of speculative decoding",
+        lines,
+        text="Speedups are of the seconds per token of whole groups of requests.",
+        units="groups of requests",
     )
 
 

@@ -1,0 +1,343 @@
+"""Methods of speculative decoding in vLLM, side by side at several numbers of concurrent requests.
+
+Every method answers the same requests, in groups of as many as are asked at once, and so does the
+target alone. A group is a unit: the speedup is its seconds per token without / with the method.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, cast
+
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+
+from paceline.config import Options, Result
+from paceline.core.bootstrap import LEAST_UNITS, Interval
+from paceline.data.input_checks import checked
+from paceline.engines.commands import EngineChoice, check_permitted
+from paceline.engines.contract import Request, Setup
+from paceline.engines.process import started
+from paceline.environment import environment
+from paceline.errors import EngineError
+from paceline.measure.engine_costs import over_starts
+from paceline.measure.pair import PairConfig
+from paceline.measure.verdict import Verdict, best_code, decide_served
+from paceline.models.inspection import inspect_model
+from paceline.models.loading import fingerprint, load_tokenizer, model_directory
+from paceline.progress import Progress, silent
+from paceline.results.figures import FIGURES
+from paceline.results.row import Row, Source, sums_of
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+    from contextlib import AbstractContextManager
+
+    from pydantic import ValidationInfo
+
+    from paceline.data.input_checks import InputChecks
+    from paceline.engines.contract import Engine
+
+NONE = "none"
+"""The name of the target alone."""
+_OF_CODE = "custom_class"  # a method that imports a module
+
+
+class SpeculatorsConfig(PairConfig):
+    """Configuration of `measure --speculative-config`.
+
+    Attributes:
+        engine: vLLM, by name or with its settings; it is started once for each method and start.
+        draft: A draft model to compare, too; empty: none.
+        speculative_config: vLLM's configuration of a method as JSON, such as `{"method": "ngram",
+            "num_speculative_tokens": 4, "prompt_lookup_max": 4}`; of several, each is measured.
+        num_prompts: Number of requests.
+        num_speculative_tokens: Draft tokens per block of `draft`.
+        loads: Numbers of requests that are asked at once.
+        starts: As in `measure --engine`.
+    """
+
+    engine: Annotated[EngineChoice, Options("engine")]
+    draft: str = ""
+    speculative_config: Annotated[tuple[str, ...], Options(several=True)] = Field(min_length=1)
+    num_prompts: Annotated[int, Options()] = Field(default=64, ge=1)
+    max_new_tokens: Annotated[int, Options()] = Field(default=64, ge=3)
+    num_speculative_tokens: Annotated[int, Options()] = Field(default=3, ge=1)
+    loads: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Options()] = Field(
+        default=(1, 8), min_length=1
+    )
+    starts: int = Field(default=2, ge=1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _permitted(cls, values: Any, info: ValidationInfo) -> Any:
+        known, key = cast("dict[str, Any]", values), "speculative_config"
+        if _OF_CODE in str(known.get(key)):
+            check_permitted(known.get("engine"), key, known[key], info)
+        return known
+
+    @model_validator(mode="after")
+    def _can_be_measured(self) -> SpeculatorsConfig:
+        if self.engine.engine != "vllm" or self.engine.url is not None:
+            raise ValueError("speculative_config is of a vLLM that is started here: --engine vllm")
+        for text in self.speculative_config:
+            _settings(text)
+        groups = self.num_prompts // max(self.loads)
+        if groups < max(LEAST_UNITS, self.starts):
+            raise ValueError(
+                f"num_prompts {self.num_prompts} gives {groups} groups of "
+                f"{max(self.loads)} requests, but a verdict needs {LEAST_UNITS}; set "
+                f"num_prompts={LEAST_UNITS * max(self.loads)} or more"
+            )
+        return self
+
+    @property
+    def methods(self) -> dict[str, str]:
+        """The JSON of each method by its name; empty of the target alone."""
+        texts = list(self.speculative_config)
+        if self.draft:
+            own = {"method": "draft_model", "model": self.draft}
+            texts.append(json.dumps(own | {"num_speculative_tokens": self.num_speculative_tokens}))
+        found = {NONE: ""}
+        for text in texts:
+            settings = _settings(text)
+            model = Path(str(settings.get("model") or "")).name
+            name = f"{settings['method']} {model}".strip()
+            number = sum(other.partition(" #")[0] == name for other in found)
+            found[f"{name} #{number + 1}" if number else name] = text
+        return found
+
+    def check(self, checks: InputChecks) -> None:
+        checks.engine(self.engine)
+        models = checks.pair(self.target, self.draft or None)
+        self.note_defaults(checks)
+        self.check_prompts(checks, models, new_tokens=self.max_new_tokens)
+
+
+def _settings(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"speculative_config is not JSON ({error}): {text}") from None
+    if not isinstance(found, dict) or not {"method", "num_speculative_tokens"} <= set(found):  # pyright: ignore[reportUnknownArgumentType]
+        raise ValueError(
+            f"speculative_config needs the keys method and num_speculative_tokens: {text}"
+        )
+    return cast("dict[str, Any]", found)
+
+
+def _num_drafted(text: str) -> int:
+    """Draft tokens per block of a method; 0 of the target alone."""
+    return int(_settings(text)["num_speculative_tokens"]) if text else 0
+
+
+class Cell(NamedTuple):
+    """A method at a number of concurrent requests; `speedup` and `verdict` None of the target."""
+
+    row: Row
+    speedup: Interval | None
+    verdict: Verdict | None
+
+
+class SpeculatorTable(Result):
+    """What each method gives at each number of concurrent requests.
+
+    Attributes:
+        rows: With the settings `method` and `concurrency`; the units are groups of requests.
+        by_start: Speedups of each start of each row; with 3 or more, intervals are over them.
+    """
+
+    schema_version: Literal[1] = 1
+    kind: Literal["measure --speculative-config"] = "measure --speculative-config"
+    computed: ClassVar = ("cells", "best")
+    config: SpeculatorsConfig
+    engine_version: str
+    rows: list[Row]
+    by_start: list[list[float]]
+    environment: dict[str, object]
+
+    @model_serializer(mode="wrap")
+    def _with_cells(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        cells = [
+            {name: cell.row.setting[name] for name in ("method", "concurrency")}
+            | {"speedup": cell.speedup and cell.speedup.as_object()}
+            | {"verdict": cell.verdict and cell.verdict.word}
+            for cell in self.cells()
+        ]
+        return fields(self) | {"cells": cells, "best": self.best()}
+
+    @property
+    def summary(self) -> str:
+        """The best method at each number of requests."""
+        return ", ".join(f"{count} at once: {name}" for count, name in self.best().items())
+
+    def cells(self) -> list[Cell]:
+        """All rows with their speedups and verdicts."""
+        return [_cell(row, starts) for row, starts in zip(self.rows, self.by_start, strict=True)]
+
+    def best(self) -> dict[int, str]:
+        """The fastest method with GO at each number of concurrent requests; else the target."""
+        found = dict.fromkeys(self.config.loads, NONE)
+        cells = sorted(self.cells(), key=lambda cell: cell.speedup.value if cell.speedup else 1.0)
+        for cell in cells:
+            if cell.verdict is not None and cell.verdict.go:
+                found[int(cell.row.setting["concurrency"])] = str(cell.row.setting["method"])
+        return found
+
+    def served(self, method: str) -> dict[str, Any]:
+        """vLLM's configuration of a method that drafts where it has GO, and not above."""
+        settings = _settings(self.config.methods[method])
+        ranges: list[list[int]] = []
+        for cell in self.cells():
+            if cell.row.has(method=method) and cell.verdict is not None:
+                last = ranges[-1][1] if ranges else 0
+                tokens = settings["num_speculative_tokens"] if cell.verdict.go else 0
+                ranges.append([last + 1, int(cell.row.setting["concurrency"]), tokens])
+        return settings | {"num_speculative_tokens_per_batch_size": ranges}
+
+    @property
+    def exit_code(self) -> int:
+        """0 if any verdict is GO, 1 if all are NO-GO, else 3."""
+        verdicts = [cell.verdict for cell in self.cells() if cell.verdict is not None]
+        return best_code([verdict.exit_code for verdict in verdicts])
+
+
+def _cell(row: Row, by_start: Sequence[float]) -> Cell:
+    if row.has(method=NONE):
+        return Cell(row, None, None)
+    speedup = over_starts(FIGURES["speedup"].measure(row), by_start)
+    return Cell(row, speedup, decide_served(speedup, row, "vllm"))
+
+
+class _Group(NamedTuple):
+    """Requests that were asked at once: wall seconds, and counts."""
+
+    seconds: float
+    num_tokens: int
+    num_requests: int
+    num_accepted: int
+    num_drafted: int
+
+    @property
+    def sums(self) -> dict[str, float]:
+        """A call of the target gives its accepted tokens and one more; first tokens are apart."""
+        emitted = self.num_tokens - self.num_requests
+        return {
+            "seconds": self.seconds,
+            "tokens": float(self.num_tokens),
+            "emitted": float(emitted),
+            "calls": float(emitted - self.num_accepted),
+            "accepted": float(self.num_accepted),
+            "drafted": float(self.num_drafted),
+        }
+
+
+def measure_speculators(config: SpeculatorsConfig, progress: Progress = silent) -> SpeculatorTable:
+    """Start vLLM with each method and without any, and time the same requests.
+
+    Raises:
+        UsageError: A model, a prompt file or the engine's program cannot be used.
+        EngineError: The engine did not start with a method, or did not answer.
+    """
+    checked(config)
+    config, prompts = config.read_prompts(load_tokenizer(config.target))
+    requests = [
+        Request(prompt, config.max_new_tokens, config.sampling, config.seed + number)
+        for number, prompt in enumerate(prompts)
+    ]
+    loads = sorted(set(config.loads))
+    groups = {
+        load: [requests[at : at + load] for at in range(0, len(requests) - load + 1, load)]
+        for load in loads
+    }
+    timed: dict[tuple[str, int], list[dict[int, _Group]]] = {}
+    version = ""
+    for start in range(config.starts):
+        for method, text in config.methods.items():
+            with _server(config, text, prompts, progress) as engine:
+                version = engine.version
+                engine.serve(requests[0])  # warms up
+                for load in loads:
+                    own = range(start, len(groups[load]), config.starts)
+                    found = {number: _asked(engine, groups[load][number]) for number in own}
+                    timed.setdefault((method, load), []).append(found)
+                    progress(f"{method}, {load} at once", start + 1, config.starts)
+    cells = [(method, load) for load in loads for method in config.methods]
+    return SpeculatorTable(
+        config=config.model_copy(update={"loads": tuple(loads)}),
+        engine_version=version,
+        rows=[_row(config, cell, timed) for cell in cells],
+        by_start=[_by_start(timed[NONE, cell[1]], timed[cell]) for cell in cells],
+        environment=environment(),
+    )
+
+
+def _server(
+    config: SpeculatorsConfig, text: str, prompts: Sequence[Sequence[int]], progress: Progress
+) -> AbstractContextManager[Engine]:
+    """vLLM with a method; empty: with the target alone."""
+    choice = config.engine
+    if text:
+        options = (*choice.options, "--speculative-config", text)
+        choice = choice.model_copy(update={"options": options})
+    drafted = [_num_drafted(other) for other in config.methods.values()]
+    longest = max(map(len, prompts)) + config.max_new_tokens + max(drafted) + 1
+    limit = inspect_model(model_directory(config.target)).max_length
+    length = longest if limit is None else min(longest, limit)
+    target, size = choice.target or config.target, max(config.loads)
+    return started(choice, Setup(target, None, length, config.dtype, batch_size=size), progress)
+
+
+def _asked(engine: Engine, group: Sequence[Request]) -> _Group:
+    served = engine.serve_together(group, len(group))
+    blocks = served.blocks
+    return _Group(
+        served.wall_s,
+        len(served.tokens),
+        len(group),
+        0 if blocks is None else blocks.num_accepted,
+        0 if blocks is None else blocks.num_drafted,
+    )
+
+
+def _row(
+    config: SpeculatorsConfig,
+    cell: tuple[str, int],
+    timed: dict[tuple[str, int], list[dict[int, _Group]]],
+) -> Row:
+    method, load = cell
+    own, plain = (_merged(timed[name, load]) for name in (method, NONE))
+    units = [
+        own[number].sums
+        | {"target_seconds": plain[number].seconds}
+        | {"target_tokens": float(plain[number].num_tokens)}
+        for number in sorted(own)
+    ]
+    text = config.methods[method]
+    gamma = _num_drafted(text)
+    if gamma and not any(one["drafted"] for one in units):
+        raise EngineError(f"vllm drafted nothing with {text}; read its log")
+    setting = {"method": method, "concurrency": load, "gamma": gamma, **config.sampling.setting}
+    return Row(
+        population=f"groups of {load} prompts of {config.prompts.path}",
+        units=tuple(sorted(own)),
+        setting=setting | {"engine": config.engine.engine},
+        sums=sums_of(units),
+        source=Source.here(
+            "measure --speculative-config", fingerprints={"target": fingerprint(config.target)}
+        ),
+    )
+
+
+def _merged(starts: Sequence[dict[int, _Group]]) -> dict[int, _Group]:
+    return {number: group for start in starts for number, group in start.items()}
+
+
+def _by_start(plain: Sequence[dict[int, _Group]], own: Sequence[dict[int, _Group]]) -> list[float]:
+    """Seconds per token without / with a method, of each start."""
+    sides = ([_seconds_per_token(one.values()) for one in side] for side in (plain, own))
+    return [without / with_method for without, with_method in zip(*sides, strict=True)]
+
+
+def _seconds_per_token(groups: Collection[_Group]) -> float:
+    return sum(one.seconds for one in groups) / sum(one.num_tokens for one in groups)
