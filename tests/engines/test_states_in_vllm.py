@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_servers_that_write import AT_ONCE, Server, client, run_to_the_end, servers, wait_for
 from transformers import AutoModelForCausalLM
 
 from paceline.core.sampling import SamplingParams
@@ -27,6 +26,7 @@ from support.engines import (
     target_of_vllm,
     write_prompts,
 )
+from support.real_servers import AT_ONCE, Server, client, run_to_the_end, servers, wait_for
 
 pytestmark = pytest.mark.engines
 

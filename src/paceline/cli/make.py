@@ -51,8 +51,8 @@ def draft(
 def _description(draft: "HfModel", config: "DraftConfig", target: "HfModel") -> str:
     from paceline.train.initial_draft import kept_layers
 
-    origin = "new"
-    if config.params is None:
+    origin = "new" if config.donor is None else f"{config.donor} with the target's tokens"
+    if config.params is None and config.donor is None:
         origin = f"layers {','.join(map(str, kept_layers(config, target)))}"
     if config.encoder_layers is not None:
         origin += f" and encoder layers {','.join(map(str, config.encoder_layers))}"

@@ -17,9 +17,10 @@ from paceline.models.drafts.restricted_head import likeliest_tokens
 from paceline.models.drafts.save import other_file
 from paceline.models.drafts.scratch import derive_draft
 from paceline.models.drafts.subclone import measure_importance, subclone, width_with
+from paceline.models.drafts.transplant import transplant
 from paceline.models.hf.architectures import layer_types, num_decoder_layers
 from paceline.models.hf.text_part import text_model
-from paceline.models.loading import tokenizer_of
+from paceline.models.loading import load_model, tokenizer_of
 from paceline.rng import named_generator
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ class DraftConfig(StrictModel):
         encoder_layers: Indices of an encoder-decoder's encoder layers to keep; None: all.
         hidden_size: Hidden size of a narrower draft, which keeps the target's most important
             channels; None: the target's.
+        donor: A small model of another family, which gets the target's vocabulary and becomes the
+            draft; None: the draft is made of the target.
         params: Create a draft with random weights and at most this fraction of the target's
             parameters.
         num_layers: Layers of a draft with random weights; None: an eighth of the target's.
@@ -63,6 +66,7 @@ class DraftConfig(StrictModel):
     intermediate_size: int | None = Field(default=None, ge=1)
     num_heads: int | None = Field(default=None, ge=1)
     num_key_value_heads: int | None = Field(default=None, ge=1)
+    donor: str | None = None
     params: float | None = Field(default=None, gt=0, lt=1)
     num_layers: int | None = Field(default=None, ge=1)
     vocabulary: int | None = Field(default=None, ge=1)
@@ -91,6 +95,9 @@ class DraftConfig(StrictModel):
                 f"got both params (random weights) and {named[0]} (the target's weights); remove "
                 "one of them"
             )
+        named += ["params"] if self.params is not None else []
+        if self.donor is not None and named:
+            raise ValueError(f"got both donor and {named[0]}; remove one of them")
         if self.params is None and self.num_layers is not None:
             raise ValueError("num_layers needs params; use layers to keep some of the target's")
         needs = {"a width": self.narrows, "vocabulary": self.vocabulary is not None}
@@ -109,6 +116,8 @@ class DraftConfig(StrictModel):
             check_layers(self.encoder_layers, target.num_encoder_layers)
         if self.text is not None:
             checks.text("text", self.text, skip_empty=True)
+        if self.donor is not None:
+            checks.model("donor", self.donor)
         checks.output(self.out)
 
 
@@ -138,7 +147,11 @@ def make_draft(config: DraftConfig, target: HfModel) -> HfModel:
     hf = text_model(target.hf)
     target = target if hf is target.hf else target.rewrap(hf)
     texts = _texts(config, target)
-    if config.params is not None:
+    if config.donor is not None:
+        donor = load_model(config.donor, dtype=target.dtype, device=str(target.device))
+        tokenizer_of(donor, config.donor)
+        draft, _ = transplant(donor, target)
+    elif config.params is not None:
         draft = derive_draft(target, config.params, num_layers=config.num_layers, seed=config.seed)
     else:
         draft = _subset(config, target, texts)
