@@ -61,7 +61,7 @@ def server(states: Path) -> Iterator[Server]:
 def test_logits_of_the_states_are_those_of_transformers(server: Server, states: Path):
     model = target_of_vllm()
     tokenizer = load_tokenizer(model)
-    prompts = [tokenizer(f"Item {number} of the list is")["input_ids"] for number in range(64)]
+    prompts = [tokenizer(f"Item {number} of the list is")["input_ids"] for number in range(104)]
     writer = OpenAIWriter(url=server.url, concurrency=AT_ONCE, hidden_states=True)
     texts = TextServers(writer, partial(tokens_of, tokenizer=tokenizer))
     requests = [

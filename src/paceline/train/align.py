@@ -38,8 +38,10 @@ from paceline.models.loading import (
 )
 from paceline.progress import silent
 from paceline.rng import named_generator
+from paceline.train.checkpoint import Adapter
 from paceline.train.evaluation import held_out_evaluator
 from paceline.train.loop import TrainingLoop, TrainingText, train
+from paceline.train.lora import ADAPTER, add_adapter, restore_adapter
 from paceline.train.loss import LossVocabulary, StepPlan, VocabularySample
 from paceline.train.objectives import UnderRule, reads_top
 from paceline.train.parallel import prepare_for_masks
@@ -99,15 +101,21 @@ def _set_up(config: AlignConfig, run: TrainingRun) -> TrainingLoop:
     reader = config.target if config.loads_target else config.draft
     store = run.open_checkpoints(reader)
     bfloat16 = run.takes_bfloat16()
-    draft = run.load_trained(config.draft, store)
+    draft = run.load_trained(config.draft, store, again=config.lora is not None)
     target = _load_target(config, run, bfloat16=bfloat16)
     vocab_size = _check_pair(config, target, draft)
     if config.parallel is not None:
         prepare_for_masks(draft, config.parallel, sum(config.lengths))
-    train_all(draft)
-    if config.freeze_embeddings:
-        freeze_embeddings(draft)
-    freeze_layers(draft, config.freeze_layers)
+    if config.lora is not None:
+        add_adapter(draft, config.lora, config.seed)
+        store.adapter = Adapter(config.lora, config.draft)
+        if (latest := store.latest()) is not None:
+            restore_adapter(draft, latest / ADAPTER)
+    else:
+        train_all(draft)
+        if config.freeze_embeddings:
+            freeze_embeddings(draft)
+        freeze_layers(draft, config.freeze_layers)
     records, held_out = records_of(config)
     tokenizer, chat = tokenizer_of(target or draft, config.target), config.data.chat
     records = asked(records, tokenizer, chat)

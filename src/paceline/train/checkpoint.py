@@ -11,13 +11,14 @@ import dataclasses
 import json
 import shutil
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from paceline.config import read_json
 from paceline.models.drafts.save import save_draft, tokenizer_files
 from paceline.records import atomic_directory, atomic_write_text, read_jsonl, storage_errors
+from paceline.train.lora import ADAPTER, merged, save_adapter
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from paceline.config import StrictModel
     from paceline.models.hf.base import HfModel
     from paceline.records import RunDirectory
+    from paceline.train.lora import Lora
 
 # keys that a resumed run may change
 _MAY_CHANGE = {"output", "num_steps", "max_seconds", "max_loss_ratio", "checkpoints"}
@@ -45,8 +47,21 @@ class TrainingState:
     phase: int = 0  # of `recent_losses`; see `StepPlan`
 
 
+class Adapter(NamedTuple):
+    """The adapter that a run trains, of a draft at a path."""
+
+    lora: Lora
+    base: str
+
+
 class CheckpointStore:
-    """The checkpoints of one run."""
+    """The checkpoints of one run.
+
+    Attributes:
+        adapter: What is trained in place of the weights; None: the weights.
+    """
+
+    adapter: Adapter | None = None
 
     def __init__(self, directory: Path, tokenizer_source: Path, keep: int) -> None:
         self.directory = directory
@@ -66,7 +81,8 @@ class CheckpointStore:
         """Write a checkpoint atomically, then delete the oldest ones beyond `keep`."""
         path = self.directory / f"step-{state.step:08d}"
         with atomic_directory(path) as scratch:
-            save_draft(model, self.tokenizer_source, scratch / _MODEL)
+            self.save_model(model, scratch / _MODEL)
+            self.save_adapter(model, scratch)
             _save_optimizer(optimizer, scratch / "optimizer.pt")
             content = json.dumps(dataclasses.asdict(state))
             (scratch / "state.json").write_text(content + "\n", encoding="utf-8")
@@ -75,6 +91,15 @@ class CheckpointStore:
                 # renamed first, so that an interrupted deletion leaves no partial checkpoint
                 shutil.rmtree(old.rename(old.with_name(f".{old.name}")))
         return path
+
+    def save_model(self, model: HfModel, path: Path, dtype: torch.dtype | None = None) -> None:
+        """Write a model as a draft; with its adapter in its weights, if it has one."""
+        save_draft(merged(model), self.tokenizer_source, path, dtype)
+
+    def save_adapter(self, model: HfModel, folder: Path) -> None:
+        """Write the adapter into a folder, if there is one."""
+        if self.adapter is not None:
+            save_adapter(model, *self.adapter, folder / ADAPTER)
 
     def sweep(self) -> None:
         """Remove incomplete checkpoints of a killed run."""

@@ -19,6 +19,7 @@ from paceline.data.prompts import ChatOrRaw, CorpusConfig
 from paceline.data.replay import Rounds
 from paceline.records import RunDirectory
 from paceline.train.checkpoint import check_run_directory
+from paceline.train.lora import Lora
 from paceline.train.loss import LossVocabulary
 from paceline.train.objectives import ForwardKL, Objective, Objectives, reads_target, reads_top
 from paceline.train.optim import Adafactor, Optimizer
@@ -228,6 +229,8 @@ class AlignConfig(TrainSettings):
             train on each text several times; None: one batch at a time, used once.
         parallel: Blocks that the draft learns to propose in one pass; None: token by token. The
             first token of a block has the loss of an ordinary draft.
+        lora: Train an adapter of low rank in place of the weights, in `output/adapter`; the
+            saved draft has it in its weights. None: train the weights.
         freeze_embeddings: Freeze the embeddings and the output head.
         freeze_layers: Freeze the draft's first N layers. The backward pass stops above them. Useful
             if they are copies of the target's first layers.
@@ -245,6 +248,7 @@ class AlignConfig(TrainSettings):
     sampling: SamplingParams = SamplingParams()
     target_rounds: Rounds | None = None
     parallel: Parallel | None = None
+    lora: Lora | None = None
     freeze_embeddings: Annotated[bool, Options()] = False
     freeze_layers: int = Field(default=0, ge=0)
     evaluation: Evaluation = Evaluation()
@@ -291,6 +295,8 @@ class AlignConfig(TrainSettings):
     @model_validator(mode="after")
     def _fits_together(self) -> AlignConfig:
         own_rows = self.batch_size - self.pretraining_rows
+        if self.lora is not None and (self.freeze_embeddings or self.freeze_layers):
+            raise ValueError("lora trains no weight of the draft; unset freeze_...")
         if self.data.pretraining is not None and not 0 < own_rows < self.batch_size:
             raise ValueError(
                 f"data.pretraining_fraction {self.data.pretraining_fraction} of batch_size "

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 
 from paceline.errors import StoppedError, TrainingError
-from paceline.models.drafts.save import save_draft
 from paceline.models.loading import load_model
 from paceline.records import append_jsonl, read_jsonl
 from paceline.train.checkpoint import read_optimizer, read_state, rewind_metrics, saved_model
+from paceline.train.lora import merged
 from paceline.train.optim import learning_rate
 from paceline.train.tracking import track
 
@@ -217,7 +217,7 @@ class TrainingLoop:
         """Evaluate the current model on the main process while the others wait."""
         figures = None
         if self.evaluator is not None:
-            figures = self.evaluator.evaluate(self.stepper.model)
+            figures = self.evaluator.evaluate(merged(self.stepper.model))
             self._write({"step": self.state.step, "evaluation": _finite(figures)})
             name = self.evaluator.headline
             self._report(f"held-out {name.replace('_', ' ')} {figures[name]:.3f}")
@@ -271,7 +271,8 @@ def train(loop: TrainingLoop, *, product: str, stored_dtype: torch.dtype | None)
     loop.run_steps()
     if run.is_main:
         out = run.directory.path / product
-        save_draft(loop.stepper.model, loop.store.tokenizer_source, out, stored_dtype)
+        loop.store.save_model(loop.stepper.model, out, stored_dtype)
+        loop.store.save_adapter(loop.stepper.model, run.directory.path)
         after = None
         if loop.evaluator is not None:
             run.progress("evaluating", 0, 1)

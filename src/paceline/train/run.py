@@ -30,6 +30,7 @@ from paceline.train.checkpoint import (
     has_begun,
     saved_model,
 )
+from paceline.train.lora import has_adapter
 from paceline.train.tracking import check_trackers, start_trackers
 
 if TYPE_CHECKING:
@@ -71,9 +72,11 @@ class TrainingRun(NamedTuple):
             store.sweep()
         return store
 
-    def load_trained(self, start: str | Path, store: CheckpointStore) -> HfModel:
-        """The model of the latest checkpoint, or the initial model without one."""
-        latest = store.latest()
+    def load_trained(
+        self, start: str | Path, store: CheckpointStore, *, again: bool = False
+    ) -> HfModel:
+        """The model of the latest checkpoint; the initial one without any, or `again`."""
+        latest = None if again else store.latest()
         path = start if latest is None else saved_model(latest)
         return load_model(path, dtype="float32", device=str(self.accelerator.device))
 
@@ -96,6 +99,8 @@ class TrainingRun(NamedTuple):
 
         On a CPU, a Llama-like model is rounded to bfloat16 unless the precision is float32.
         """
+        if has_adapter(model):  # which copies of its weights lack
+            return model
         precision: str | None = self.config.precision
         if precision == "auto":
             precision = overridden()

@@ -1,0 +1,89 @@
+"""Adapters of a draft: what moves, that peft merges them alike, and that stops change nothing."""
+
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from paceline.errors import ConfigError, UsageError
+from paceline.models import load_model
+from paceline.train import align
+from paceline.train.loop import TrainingLoop
+from support.models import tiny_hf, tiny_tokenizer
+from support.runs import align_config, held_out, losses
+
+LORA = {"rank": 3, "alpha": 7.0}
+pytestmark = [  # what peft says when it makes adapters
+    pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning"),
+]
+
+
+def weights(path: Path) -> dict[str, torch.Tensor]:
+    return load_model(path, dtype="float32").hf.state_dict()
+
+
+@pytest.fixture(scope="module")
+def run(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("lora") / "run"
+    return align(align_config(folder, out, lora=LORA, **held_out(folder)))
+
+
+def test_only_linear_layers_move_and_by_a_matrix_of_low_rank(folder: Path, run: Path):
+    before, after = weights(folder / "draft"), weights(run / "draft")
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert moved == {name for name in before if name.endswith("_proj.weight")}
+    for name in moved:
+        change = (after[name] - before[name]).double()
+        values = torch.linalg.svdvals(change)
+        assert values[2] > 1e-3 * values[0]
+        assert values[3] < 1e-5 * values[0]
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_peft_merges_the_adapter_to_the_same_draft(
+    kind: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    pytest.importorskip("peft")
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
+    tokenizer = tiny_tokenizer()
+    tiny_hf(kind, seed=3, vocab_size=len(tokenizer)).save_pretrained(tmp_path / "draft")
+    tokenizer.save_pretrained(tmp_path / "draft")
+    draft = str(tmp_path / "draft")
+    made = align(align_config(folder, tmp_path / "run", lora=LORA, draft=draft, num_steps=4))
+    ours, theirs = weights(made / "draft"), weights(made / "adapter")
+    for name in ours:
+        torch.testing.assert_close(ours[name], theirs[name], rtol=1e-5, atol=1e-6)
+
+
+def test_a_stopped_run_goes_on_as_if_it_had_not_stopped(folder: Path, tmp_path: Path, run: Path):
+    config = align_config(
+        folder, tmp_path / "run", lora=LORA, **held_out(folder), checkpoints={"every_steps": 4}
+    )
+    advance, steps = TrainingLoop._advance, iter(range(6))
+
+    def stopping(loop: Any) -> None:
+        if next(steps, None) is None:
+            raise KeyboardInterrupt
+        advance(loop)
+
+    with patch.object(TrainingLoop, "_advance", stopping), pytest.raises(KeyboardInterrupt):
+        align(config)
+    align(config, resume=True)
+    assert losses(tmp_path / "run") == losses(run)
+    for name, wanted in weights(run / "draft").items():
+        assert torch.equal(weights(tmp_path / "run" / "draft")[name], wanted)
+
+
+def test_what_takes_no_adapter_is_refused_in_one_line(folder: Path, tmp_path: Path):
+    with pytest.raises(ConfigError, match="lora trains no weight of the draft; unset freeze_"):
+        align_config(folder, tmp_path / "run", lora=LORA, freeze_layers=1)
+    tokenizer = tiny_tokenizer()
+    for name, seed in (("target", 0), ("draft", 1)):
+        hf = tiny_hf("t5", seed=seed, vocab_size=len(tokenizer))
+        hf.save_pretrained(tmp_path / name)
+        tokenizer.save_pretrained(tmp_path / name)
+    places = {name: str(tmp_path / name) for name in ("target", "draft")}
+    with pytest.raises(UsageError, match="adapters of encoder-decoders are not trained"):
+        align(align_config(folder, tmp_path / "run", lora=LORA, **places))
