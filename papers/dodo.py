@@ -203,8 +203,8 @@ def task_rows() -> Iterator[dict[str, Any]]:
 
 
 def task_readme() -> Iterator[dict[str, Any]]:
-    """The tables of a paper's README."""
-    for name in NAMES:
+    """The tables of a paper's README; first that of the longest part that runs alone."""
+    for name in reversed(NAMES):
         folder = PAPERS / name
         yield {
             "name": name,
