@@ -6,6 +6,7 @@ word.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import re
@@ -21,10 +22,11 @@ from transformers import (
     PreTrainedConfig,
 )
 from transformers.models.auto.modeling_auto import AutoModelForImageTextToText
+from transformers.quantizers.auto import AutoHfQuantizer
 from transformers.utils.import_utils import is_flash_attn_2_available
 from transformers.utils.peft_utils import find_adapter_config_file
 
-from paceline.errors import ModelLoadError, UnsupportedModelError
+from paceline.errors import ModelLoadError, PacelineError, UnsupportedModelError, first_line
 from paceline.fingerprints import files_fingerprint
 from paceline.models.hf.architectures import (
     is_encoder_decoder,
@@ -34,6 +36,8 @@ from paceline.models.hf.architectures import (
 from paceline.places import TEMPLATES
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     from transformers import PreTrainedTokenizerBase
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
@@ -151,22 +155,47 @@ def with_weights(
     auto = auto_class(config)
     if isinstance(place, torch.device):
         place = None if place.type == "cpu" else {"": place}
-    hf, info = auto.from_pretrained(
-        location.source,
-        config=config,
-        dtype=dtype,
-        output_loading_info=True,
-        ignore_mismatched_sizes=True,  # refuse_incomplete has a clearer message
-        trust_remote_code=False,
-        device_map=place,
-        **location.options,
-    )
+    with _quantized_weights(location.name, config):
+        hf, info = auto.from_pretrained(
+            location.source,
+            config=config,
+            dtype=dtype,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # refuse_incomplete has a clearer message
+            trust_remote_code=False,
+            device_map=place,
+            **location.options,
+        )
     if is_quantized(config) and not is_quantized(hf.config):
         hf._weight_conversions = None  # its weights are plain, and are saved as such
         wide = "|".join(hf._get_dtype_plan(dtype)) or "$^"
         for name, weight in hf.named_parameters():  # without scales, it is as it was stored
             weight.data = weight.data if re.search(wide, name) else weight.data.to(dtype)
     return hf, info
+
+
+@contextlib.contextmanager
+def _quantized_weights(name: str, config: Any) -> Generator[None]:
+    """Raise an UnsupportedModelError where quantized weights cannot be read."""
+    if not is_quantized(config):
+        yield
+        return
+    settings = config.quantization_config
+    settings = settings if isinstance(settings, dict) else settings.to_dict()
+    method, reason = settings.get("quant_method", "an unnamed method"), ""
+    try:
+        if AutoHfQuantizer.supports_quant_method(settings):
+            yield
+            return
+        reason = "transformers does not know it"
+    except (PacelineError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # quantizers raise whatever they raise
+        reason = first_line(error)
+    raise UnsupportedModelError(
+        f"{name} is quantized by {method}, which cannot be read here ({reason}); install what it "
+        'needs, or let vLLM serve it and record its hidden states (guide "A target behind a URL")'
+    )
 
 
 def without_weights(config: Any) -> Any:

@@ -118,6 +118,24 @@ def test_scales_and_not_numbers_of_8_bits_are_added_up():
         refuse_not_finite("m", hf)
 
 
+QUANTIZED: dict[str, dict[str, Any]] = {
+    "awq": {"bits": 4, "group_size": 128, "zero_point": True},
+    "gptq": {"bits": 4, "group_size": 128},
+    "bitsandbytes": {"load_in_4bit": True},
+    "of_tomorrow": {},
+}
+
+
+@pytest.mark.parametrize("method", QUANTIZED)
+def test_weights_of_a_quantizer_that_is_not_here_name_it_and_what_to_do(
+    method: str, model_directory: Path
+):
+    settings = {"quant_method": method} | QUANTIZED[method]
+    edit(model_directory / "config.json", quantization_config=settings)
+    said = f"is quantized by {method}, which cannot be read here", "let vLLM serve it"
+    fails(model_directory, *said, error=UnsupportedModelError)
+
+
 def test_models_of_images_or_sound_and_code_that_comes_along_are_not_damage(model_directory: Path):
     for kind in (WhisperConfig, CLIPConfig):
         kind().save_pretrained(model_directory)
