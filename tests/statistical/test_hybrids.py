@@ -85,8 +85,8 @@ def test_every_decision_of_a_text_is_the_rules(target: str, draft: str, gamma: i
 
 
 def test_snapshots_that_are_dropped_or_far_away_change_nothing(monkeypatch: pytest.MonkeyPatch):
-    for name, value in (("MOST_SNAPSHOTS", 1), ("MOST_READ_AGAIN", 1)):
-        monkeypatch.setattr(row_session, name, value)
+    monkeypatch.setattr(row_session, "MOST_SNAPSHOTS", 1)
+    monkeypatch.setattr(row_session, "MOST_READ_AGAIN", {"cpu": 1})
     assert wrong("qwen3_5_text", "lfm2", 3, *RULES[0]) == 0
 
 

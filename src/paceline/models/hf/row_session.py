@@ -28,8 +28,12 @@ if TYPE_CHECKING:
 
     from paceline.models.hf.base import HfModel
 
-MOST_READ_AGAIN = 16
-"""Kept tokens that a pass reads beside new ones after rollbacks; more have a pass of their own."""
+MOST_READ_AGAIN = {"cpu": 4, "cuda": 16}
+"""Kept tokens that a pass reads beside new ones after rollbacks; more have a pass of their own.
+
+About sqrt(2 k / s): k tokens are kept of a block, each token adds s of a pass to a pass (0.2 on two
+cores, 0.01 to 0.02 where weights take the time).
+"""
 MOST_SNAPSHOTS = 8
 """Of one row. A draft makes one for each token that it drafts."""
 _REPLACING = (DynamicLayer.update, DynamicSlidingWindowLayer.update)
@@ -114,7 +118,8 @@ class RecurrentRow(ModelSession):
         unread = self._tokens_1T.shape[1] - self._state.length
         self._add(tokens_BN)
         first = not self._state.length
-        alone = unread if first or (unread > MOST_READ_AGAIN and not self._one_by_one) else 0
+        many = unread > MOST_READ_AGAIN.get(self._tokens_1T.device.type, 16)
+        alone = unread if first or (many and not self._one_by_one) else 0
         rest = unread - alone + wanted
         counts = [alone] * (alone > 0) + ([1] * rest if self._one_by_one else [rest])
         parts = [self._read(count, keep=min(count, wanted)) for count in counts]
