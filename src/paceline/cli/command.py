@@ -25,7 +25,7 @@ from paceline.errors import UsageError
 from paceline.permissions import IMPORTS, PROGRAMS, allow
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Iterable
     from pathlib import Path
 
     from rich.console import RenderableType
@@ -288,11 +288,8 @@ class Command(typer.core.TyperCommand):
             option = selected[0] if selected else ""
             taken = {setting.parameter for setting in settings[option]}
             if others := [name for name in given if name not in taken]:
-                of = {at: {one.parameter for one in found} for at, found in settings.items()}
-                takers = [option] if option else [at for at in of if others[0] in of[at]]
-                needs = "cannot be used with" if option else "needs"
-                listed = " or --".join(reversed(takers))
-                raise UsageError(f"{known[others[0]].names[0]} {needs} --{listed}")
+                takers = [at for at, found in settings.items() if others[0] in _names(found)]
+                raise UsageError(f"{known[others[0]].names[0]} {_misplaced(option, takers)}")
             chosen = {known[name].key: known[name].value(value) for name, value in given.items()}
             if isinstance(drafts := chosen.get("draft"), list):
                 if option and len(drafts) > 1:
@@ -317,6 +314,18 @@ class Command(typer.core.TyperCommand):
         program = typer.Typer(add_completion=False, rich_markup_mode="rich")
         program.command(self.name)(guarded(run))
         return typer.main.get_command(program)
+
+
+def _names(settings: Iterable[Any]) -> set[str]:
+    return {one.parameter for one in settings}
+
+
+def _misplaced(option: str, takers: Iterable[str]) -> str:
+    """What is wrong with an option that these schemas take, and that of `option` does not."""
+    needs = " or ".join(f"--{at}" for at in reversed(list(takers)) if at)
+    if not option:
+        return f"needs {needs}"
+    return f"cannot be used with --{option}" + (f": it needs {needs}" if needs else "")
 
 
 def _keywords(**annotations: Any) -> dict[str, inspect.Parameter]:

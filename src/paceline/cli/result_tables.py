@@ -208,7 +208,8 @@ def speculator_lines(found: SpeculatorTable) -> Iterator[RenderableType]:
     for name in dict.fromkeys(best.values()):
         if name != NONE:
             served = shlex.quote(json.dumps(found.served(name)))
-            yield f"{name}: vllm serve {config.target} --speculative-config {served}"
+            target = config.engine.target or config.target
+            yield f"{name}: vllm serve {target} --speculative-config {served}"
     yield (
         f"{config.num_prompts} requests of {config.max_new_tokens} tokens, vllm "
         f"{found.engine_version}, temperature {config.sampling.temperature:g}, "

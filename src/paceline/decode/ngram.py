@@ -59,13 +59,18 @@ class _NgramSession(ModelSession):
     def __init__(self, draft: NgramDraft) -> None:
         super().__init__(draft.vocab_size, draft.max_length)
         self._draft = draft
+        two = getattr(draft.tokenizer, "separate_vocabs", False)  # Marian's sources have others
+        self._reads_source = not two and (draft.source_vocab_size or 0) <= draft.vocab_size
         self._rows: list[list[int]] = []
 
     def _lengths_after(self, prompts: Sequence[Sequence[int]]) -> list[int]:
         return list(map(len, decoder_contexts(self._draft, prompts)))
 
     def _texts(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
-        return [[*prompt, *(self._draft.decoder_prompt or ())] for prompt in prompts]
+        start = self._draft.decoder_prompt
+        if start is None:
+            return list(map(list, prompts))
+        return [[*(prompt if self._reads_source else ()), *start] for prompt in prompts]
 
     def _prefill(self, tokens: Sequence[Sequence[int]]) -> Tensor:
         self._rows = self._texts(tokens)

@@ -64,7 +64,7 @@ class _Answer(BaseModel):
 
 
 def read_states(
-    answer: str, where: str, prompt: Sequence[int], tokens: Sequence[int], directory: Path | None
+    answer: str, where: str, prompt: Sequence[int], tokens: Sequence[int], directory: Path
 ) -> Tensor:
     """The states before each token of an answer, ahead of the last norm; the file is removed.
 
@@ -73,7 +73,7 @@ def read_states(
         where: Its address, for messages.
         prompt: Tokens of the request.
         tokens: Tokens of the answer.
-        directory: Where this machine has the server's files; None: as the server names them.
+        directory: Where this machine has the server's files; no others are read.
 
     Returns:
         [N, D].
@@ -90,23 +90,23 @@ def read_states(
             f"{where} gives no hidden states; start the server with {arguments}, with the number "
             "of the target's layers for 0, or unset writer.hidden_states"
         )
-    path = Path(found.hidden_states_path)
-    path = path if directory is None else directory / path.name
+    path = directory / Path(found.hidden_states_path).name
     lock = path.with_name(f"{path.name}.lock")
     try:
         with lock.open() as held:
             fcntl.flock(held, fcntl.LOCK_SH)  # waits until the file is written
-            written = load_file(path)
+            try:
+                written = load_file(path)
+            finally:
+                for file in (path, lock):
+                    file.unlink(missing_ok=True)
     except FileNotFoundError:
         raise EngineError(
-            f"{where} wrote hidden states to {path}, which is not on this machine; give the "
-            "directory with the server's files as writer.states_directory"
+            f"{where} wrote hidden states to {found.hidden_states_path}, but {directory} does not "
+            "have them; give the directory with the server's files as writer.states_directory"
         ) from None
     except (OSError, SafetensorError) as error:
         raise AnswerError(f"{where} wrote damaged hidden states to {path}: {error}") from None
-    finally:
-        for file in (path, lock):
-            file.unlink(missing_ok=True)
     read = [*prompt, *tokens[:-1]]
     states, ids = written.get("hidden_states"), written.get("token_ids")
     if states is None or ids is None or ids.tolist() != read or len(states) != len(read):

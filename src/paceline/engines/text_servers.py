@@ -206,17 +206,17 @@ class _Asked:
         top = self._writer.top_logprobs
         request = request._replace(seed=request.seed % _SEEDS)
         body, where = kind.text_body(model, request, top), f"{self.url}{kind.text_path}"
-        with_states = self._writer.hidden_states
-        if with_states:
+        directory = self._writer.states_directory if self._writer.hidden_states else None
+        if directory is not None:
             body |= hidden_states.IN_REQUEST
         try:
             answer = self._sent(kind.text_path, body, known=bool(kind.recorded_as))
         except StatusError as error:
             raise UsageError(str(error)) from None
         written = kind.read_text(answer, where, name, top)
-        if not with_states:
+        if directory is None:
             return written
-        read = (request.prompt, written.tokens or (), self._writer.states_directory)
+        read = (request.prompt, written.tokens or (), directory)
         return written._replace(states=hidden_states.read_states(answer, where, *read))
 
     def _sent(self, path: str, body: dict[str, Any], *, known: bool) -> str:

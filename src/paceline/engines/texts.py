@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from paceline.config import HomePath, StrictModel
 from paceline.engines.client import root_of
@@ -34,8 +34,8 @@ class OpenAIWriter(StrictModel):
         hidden_states: Also record the hidden states that the head reads, rounded to bfloat16, of a
             vLLM that was started to write them (see the guide "A target behind a URL"). The target
             then needs its embeddings, last norm and head beside the tokenizer.
-        states_directory: Where this machine has the files that the server writes them to; None: as
-            the server names it.
+        states_directory: Where this machine has the files that the server writes them to; needed
+            with `hidden_states`, and nothing else is read or removed.
         timeout_s: Timeout of a request.
         patience_s: How long to wait while no server answers.
     """
@@ -60,6 +60,12 @@ class OpenAIWriter(StrictModel):
         if len(set(found)) < len(found):
             raise ValueError(f"url names a server twice: {', '.join(found)}")
         return url
+
+    @model_validator(mode="after")
+    def _states_have_a_place(self) -> OpenAIWriter:
+        if self.hidden_states and self.states_directory is None:
+            raise ValueError("hidden_states needs states_directory, where the server writes them")
+        return self
 
     @property
     def urls(self) -> list[str]:

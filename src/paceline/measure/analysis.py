@@ -10,7 +10,7 @@ lossless.
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import Field
@@ -214,6 +214,7 @@ class PredictedFrontier(Result):
 
     schema_version: Literal[1] = 1
     kind: Literal["analyze"] = "analyze"
+    computed: ClassVar = ("timed",)  # in older files alone
     config: AnalyzeConfig
     rows: list[Row]
     environment: dict[str, object]

@@ -19,7 +19,7 @@ from paceline.engines.commands import EngineChoice, check_permitted
 from paceline.engines.contract import Request, Setup
 from paceline.engines.process import started
 from paceline.environment import environment
-from paceline.errors import EngineError
+from paceline.errors import UsageError
 from paceline.measure.engine_costs import over_starts
 from paceline.measure.pair import PairConfig
 from paceline.measure.verdict import Verdict, best_code, decide_served
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 NONE = "none"
 """The name of the target alone."""
 _OF_CODE = "custom_class"  # a method that imports a module
+_MOST_REQUESTS = 1_000_000  # more than any batch
 
 
 class SpeculatorsConfig(PairConfig):
@@ -72,24 +73,27 @@ class SpeculatorsConfig(PairConfig):
     @classmethod
     def _permitted(cls, values: Any, info: ValidationInfo) -> Any:
         known, key = cast("dict[str, Any]", values), "speculative_config"
-        if _OF_CODE in str(known.get(key)):
-            check_permitted(known.get("engine"), key, known[key], info)
+        texts = known.get(key) or ()
+        for text in (texts,) if isinstance(texts, str) else texts:
+            if _settings(text)["method"] == _OF_CODE:
+                check_permitted(known.get("engine"), key, text, info)
         return known
 
     @model_validator(mode="after")
     def _can_be_measured(self) -> SpeculatorsConfig:
         if self.engine.engine != "vllm" or self.engine.url is not None:
             raise ValueError("speculative_config is of a vLLM that is started here: --engine vllm")
-        for text in self.speculative_config:
-            _settings(text)
-        groups = self.num_prompts // max(self.loads)
-        if groups < max(LEAST_UNITS, self.starts):
-            raise ValueError(
-                f"num_prompts {self.num_prompts} gives {groups} groups of "
-                f"{max(self.loads)} requests, but a verdict needs {LEAST_UNITS}; set "
-                f"num_prompts={LEAST_UNITS * max(self.loads)} or more"
-            )
+        self.check_groups(self.num_prompts)
         return self
+
+    def check_groups(self, num_prompts: int) -> None:
+        """Raise a ValueError if so many prompts make too few groups of the largest load."""
+        load, least = max(self.loads), max(LEAST_UNITS, self.starts)
+        if num_prompts // load < least:
+            raise ValueError(
+                f"{num_prompts} prompts are {num_prompts // load} groups of {load} requests, but a "
+                f"verdict needs {least}; give {least * load} prompts, and set num_prompts to that"
+            )
 
     @property
     def methods(self) -> dict[str, str]:
@@ -111,7 +115,11 @@ class SpeculatorsConfig(PairConfig):
         checks.engine(self.engine)
         models = checks.pair(self.target, self.draft or None)
         self.note_defaults(checks)
-        self.check_prompts(checks, models, new_tokens=self.max_new_tokens)
+        count = self.check_prompts(checks, models, new_tokens=self.max_new_tokens)
+        try:
+            self.check_groups(count)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
 
 
 def _settings(text: str) -> dict[str, Any]:
@@ -119,11 +127,14 @@ def _settings(text: str) -> dict[str, Any]:
         found = json.loads(text)
     except ValueError as error:
         raise ValueError(f"speculative_config is not JSON ({error}): {text}") from None
-    if not isinstance(found, dict) or not {"method", "num_speculative_tokens"} <= set(found):  # pyright: ignore[reportUnknownArgumentType]
+    known = cast("dict[str, Any]", found if isinstance(found, dict) else {})
+    named = isinstance(known.get("method"), str)
+    if not named or not isinstance(known.get("num_speculative_tokens"), int):
         raise ValueError(
-            f"speculative_config needs the keys method and num_speculative_tokens: {text}"
+            "speculative_config needs the keys method, a text, and num_speculative_tokens, a "
+            f"number: {text}"
         )
-    return cast("dict[str, Any]", found)
+    return known
 
 
 def _num_drafted(text: str) -> int:
@@ -193,6 +204,8 @@ class SpeculatorTable(Result):
                 last = ranges[-1][1] if ranges else 0
                 tokens = settings["num_speculative_tokens"] if cell.verdict.go else 0
                 ranges.append([last + 1, int(cell.row.setting["concurrency"]), tokens])
+        if ranges and ranges[-1][2]:  # vLLM carries the last number on
+            ranges.append([ranges[-1][1] + 1, _MOST_REQUESTS, 0])
         return settings | {"num_speculative_tokens_per_batch_size": ranges}
 
     @property
@@ -218,15 +231,18 @@ class _Group(NamedTuple):
     num_accepted: int
     num_drafted: int
 
-    @property
-    def sums(self) -> dict[str, float]:
-        """A call of the target gives its accepted tokens and one more; first tokens are apart."""
+    def sums(self, gamma: int) -> dict[str, float]:
+        """A call of the target gives its accepted tokens and one more; first tokens are apart.
+
+        vLLM counts accepted tokens behind the end, too; no call gives more than gamma + 1.
+        """
         emitted = self.num_tokens - self.num_requests
+        calls = max(emitted - self.num_accepted, emitted / (gamma + 1))
         return {
             "seconds": self.seconds,
             "tokens": float(self.num_tokens),
             "emitted": float(emitted),
-            "calls": float(emitted - self.num_accepted),
+            "calls": float(calls),
             "accepted": float(self.num_accepted),
             "drafted": float(self.num_drafted),
         }
@@ -307,16 +323,13 @@ def _row(
 ) -> Row:
     method, load = cell
     own, plain = (_merged(timed[name, load]) for name in (method, NONE))
+    gamma = _num_drafted(config.methods[method])
     units = [
-        own[number].sums
+        own[number].sums(gamma)
         | {"target_seconds": plain[number].seconds}
         | {"target_tokens": float(plain[number].num_tokens)}
         for number in sorted(own)
     ]
-    text = config.methods[method]
-    gamma = _num_drafted(text)
-    if gamma and not any(one["drafted"] for one in units):
-        raise EngineError(f"vllm drafted nothing with {text}; read its log")
     setting = {"method": method, "concurrency": load, "gamma": gamma, **config.sampling.setting}
     return Row(
         population=f"groups of {load} prompts of {config.prompts.path}",

@@ -9,7 +9,9 @@ of measurements.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from pydantic import model_validator
 
 from paceline.config import StrictModel
 from paceline.core.bootstrap import LEAST_UNITS, Interval, least_values
@@ -39,6 +41,11 @@ class Verdict(StrictModel):
         reason: One sentence.
         next: What to do next, in one sentence; empty if the reason says it.
     """
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_older_files(cls, values: Any) -> Any:
+        return {key: value for key, value in dict(values).items() if key != "timed"}
 
     go: bool
     decided: bool = True

@@ -188,9 +188,9 @@ def _quantized_weights(name: str, config: Any) -> Generator[None]:
             yield
             return
         reason = "transformers does not know it"
-    except (PacelineError, MemoryError, torch.OutOfMemoryError):
+    except PacelineError:
         raise
-    except Exception as error:  # quantizers raise whatever they raise
+    except (ImportError, RuntimeError, ValueError) as error:  # of quantizers
         reason = first_line(error)
     raise UnsupportedModelError(
         f"{name} is quantized by {method}, which cannot be read here ({reason}); install what it "

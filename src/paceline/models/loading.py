@@ -214,6 +214,7 @@ def load_head(
             raise UnsupportedModelError(
                 f"{location.name} is an encoder-decoder, whose head cannot be loaded alone"
             )
+        vars(config).pop("quantization_config", None)  # the head is not, and else is refused
         shape = config.get_text_config()
         shape.num_hidden_layers = 0
         if getattr(shape, "layer_types", None):

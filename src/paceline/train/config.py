@@ -297,6 +297,8 @@ class AlignConfig(TrainSettings):
         own_rows = self.batch_size - self.pretraining_rows
         if self.lora is not None and (self.freeze_embeddings or self.freeze_layers):
             raise ValueError("lora trains no weight of the draft; unset freeze_...")
+        if self.lora is not None and self.parallel is not None:
+            raise ValueError("lora does not train the embedding of masks; unset lora or parallel")
         if self.data.pretraining is not None and not 0 < own_rows < self.batch_size:
             raise ValueError(
                 f"data.pretraining_fraction {self.data.pretraining_fraction} of batch_size "

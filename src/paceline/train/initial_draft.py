@@ -126,8 +126,9 @@ def check_place(config: DraftConfig) -> None:
     out = config.out
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
-    if Path(config.target).resolve().is_relative_to(out.resolve()):
-        raise ConfigError(f"out {out} contains the target; choose another directory")
+    for name, path in (("target", config.target), ("donor", config.donor)):
+        if path is not None and Path(path).resolve().is_relative_to(out.resolve()):
+            raise ConfigError(f"out {out} contains the {name}; choose another directory")
     if not (out / "config.json").exists():
         raise ConfigError(f"out {out} exists and is not a model; choose another directory")
     if not config.overwrite:
@@ -150,7 +151,7 @@ def make_draft(config: DraftConfig, target: HfModel) -> HfModel:
     if config.donor is not None:
         donor = load_model(config.donor, dtype=target.dtype, device=str(target.device))
         tokenizer_of(donor, config.donor)
-        draft, _ = transplant(donor, target)
+        draft, _ = transplant(donor.rewrap(text_model(donor.hf)), target)
     elif config.params is not None:
         draft = derive_draft(target, config.params, num_layers=config.num_layers, seed=config.seed)
     else:

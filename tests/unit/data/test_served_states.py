@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from paceline.data.distillation_data import generate_data
 from paceline.data.requests import GenerateDataConfig
 from paceline.engines import text_servers
-from paceline.errors import PacelineError, UsageError
+from paceline.errors import ConfigError, PacelineError, UsageError
 from paceline.models import load_model
 from support.data import WORDS, answers, generation
 from support.engines import Answer, Served, serving
@@ -80,7 +80,8 @@ def served(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ser
 
 def config(folder: Path, output: Path, url: str, **changes: Any) -> GenerateDataConfig:
     writer = {"kind": "openai", "url": url, "concurrency": 3, "patience_s": 0.3}
-    writer |= {"hidden_states": True, **changes.pop("writer", {})}
+    writer |= {"hidden_states": True, "states_directory": str(output.parent / "states")}
+    writer |= changes.pop("writer", {})
     return generation(folder, output, **changes, writer=writer)
 
 
@@ -102,21 +103,29 @@ def test_the_states_are_those_that_a_loaded_target_records(
     assert list(served.states.iterdir()) == []
 
 
-def test_files_may_be_elsewhere_on_this_machine(folder: Path, tmp_path: Path, served: ServedStates):
-    served.named = Path("/server/states")
+def test_files_are_read_and_removed_in_the_named_directory_alone(
+    folder: Path, tmp_path: Path, served: ServedStates
+):
     few = {"path": str(folder / "prompts.jsonl"), "limit": 2}
+    served.named = Path("/server/states")  # as the server sees them
     with serving(served.routes) as url:
-        with pytest.raises(PacelineError, match=r"is not on this machine; give .*states_directory"):
-            generate_data(config(folder, tmp_path / "run", url, prompts=few))
-        seen = {"states_directory": str(served.states)}
-        made = config(folder, tmp_path / "run", url, prompts=few, writer=seen)
-        assert len(answers(generate_data(made, resume=True))) == 4
+        made = config(folder, tmp_path / "run", url, prompts=few)
+        assert len(answers(generate_data(made))) == 4
+        kept = tmp_path / "kept"
+        kept.mkdir()
+        served.states = served.named = kept
+        other = config(folder, tmp_path / "other", url, prompts=few)
+        with pytest.raises(PacelineError, match=r"states does not have them; give .*states_direct"):
+            generate_data(other)
+        assert any(kept.iterdir())
+    with pytest.raises(ConfigError, match="hidden_states needs states_directory"):
+        config(folder, tmp_path / "third", "http://127.0.0.1:1", writer={"states_directory": None})
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda _: None, "which is not on this machine"),
+        (lambda _: None, "does not have them"),
         (lambda _: b"{", "wrote damaged hidden states to .*safetensors"),
         (lambda found: found | {"token_ids": found["token_ids"] + 1}, "states of other tokens"),
         (lambda found: {"token_ids": found["token_ids"]}, "states of other tokens"),

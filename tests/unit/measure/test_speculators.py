@@ -13,7 +13,7 @@ from paceline.cli.main import main
 from paceline.config import validate
 from paceline.engines.commands import EngineChoice
 from paceline.engines.contract import BlockCounts, Request, Served, Setup
-from paceline.errors import EngineError, PacelineError, UsageError
+from paceline.errors import PacelineError, UsageError
 from paceline.measure.speculators import SpeculatorsConfig, SpeculatorTable, measure_speculators
 from paceline.progress import Progress
 from paceline.results import FIGURES
@@ -114,7 +114,7 @@ def test_figures_verdicts_and_what_to_serve(many: Path, asked: list[tuple[str, i
         assert cell.verdict.word == word, (method, load)
     assert found.best() == {1: "eagle3 head", 4: "eagle3 head"}
     ranges = "num_speculative_tokens_per_batch_size"
-    assert found.served("eagle3 head")[ranges] == [[1, 1, 2], [2, 4, 2]]
+    assert found.served("eagle3 head")[ranges] == [[1, 1, 2], [2, 4, 2], [5, 1000000, 0]]
     assert found.served("ngram") == json.loads(NGRAM) | {ranges: [[1, 1, 4], [2, 4, 0]]}
     assert found.exit_code == 0
     for method in SPEED:
@@ -125,21 +125,49 @@ def test_figures_verdicts_and_what_to_serve(many: Path, asked: list[tuple[str, i
     assert shown["best"] == {"1": "eagle3 head", "4": "eagle3 head"}
 
 
-def test_a_method_that_drafts_nothing_is_named(
+def test_a_method_that_drafts_nothing_has_one_token_per_call_and_loses_nothing(
     many: Path, asked: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setitem(SPEED, "ngram", ({1: 0.1, 4: 0.1}, 0))
-    with pytest.raises(EngineError, match=r"vllm drafted nothing with .*ngram"):
+    monkeypatch.setitem(SPEED, "ngram", ({1: 0.1, 4: 0.05}, 0))
+    found = measure_speculators(config(many))
+    rows = [row for row in found.rows if row.has(method="ngram")]
+    assert [FIGURES["block_efficiency"].value(row) for row in rows] == [1, 1]
+    assert found.best()[1] == "eagle3 head"
+
+
+def test_tokens_accepted_behind_the_end_do_not_make_more_than_whole_blocks(
+    many: Path, asked: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setitem(SPEED, "ngram", ({1: 0.05, 4: 0.02}, 8))  # of the 8 behind the first
+    found = measure_speculators(config(many))
+    rows = [row for row in found.rows if row.has(method="ngram")]
+    assert [FIGURES["block_efficiency"].value(row) for row in rows] == [5, 5]
+
+
+def test_a_file_with_too_few_prompts_is_refused_before_the_engine_starts(
+    many: Path, asked: list[tuple[str, int]]
+):
+    lines = (many / "corpus.jsonl").read_text().splitlines(keepends=True)
+    (many / "corpus.jsonl").write_text("".join(lines[:9]))
+    with pytest.raises(UsageError, match="9 prompts are 2 groups of 4 requests, but a verdict"):
         measure_speculators(config(many))
+    assert asked == []
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_prompts": 31}, "gives 7 groups of 4 requests, but a verdict needs 8; set num_pr"),
+        (
+            {"num_prompts": 31},
+            "31 prompts are 7 groups of 4 requests, but a verdict needs 8; give 32",
+        ),
+        ({"speculative_config": ['{"method": null, "model": "a.B"}']}, "keys method, a text"),
         ({"engine": "llamacpp"}, "is of a vLLM that is started here: --engine vllm"),
         ({"speculative_config": ["{"]}, "speculative_config is not JSON"),
-        ({"speculative_config": ['{"method": "ngram"}']}, "needs the keys method and num_specul"),
+        (
+            {"speculative_config": ['{"method": "ngram"}']},
+            "needs the keys method, a text, and num_sp",
+        ),
         ({"speculative_config": []}, "speculative_config"),
     ],
 )
@@ -156,7 +184,7 @@ def test_equal_methods_are_numbered(many: Path):
 
 
 def test_a_file_may_not_name_code_of_a_method(many: Path):
-    code = '{"method": "custom_class", "model": "a.B", "num_speculative_tokens": 1}'
+    code = '{"method": "custom_cl\\u0061ss", "model": "a.B", "num_speculative_tokens": 1}'
     with pytest.raises(UsageError, match=r"may not set the speculative_config .*--allow-program"):
         config(many, speculative_config=[code])
 
@@ -180,5 +208,5 @@ def test_the_command_prints_what_to_serve(
     assert stop.value.code == 0, err
     assert "at 1 request at once: eagle3 head" in out
     line = next(line for line in out.splitlines() if line.startswith("eagle3 head: vllm serve"))
-    assert '"num_speculative_tokens_per_batch_size": [[1, 1, 2], [2, 4, 2]]' in line
+    assert '_per_batch_size": [[1, 1, 2], [2, 4, 2], [5, 1000000, 0]]' in line
     assert "Which speculator, at which load?" in (tmp_path / "page.html").read_text()

@@ -10,6 +10,7 @@ Shape suffixes: V vocabulary of the target, U of the donor, D hidden.
 from __future__ import annotations
 
 import copy
+import re
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 
     from paceline.models.hf.base import HfModel
 
-_ROLES = ("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id")
+_ROLES = ("eos_token_id", "bos_token_id", "unk_token_id", "pad_token_id")
+_BYTE = re.compile("<0x[0-9A-F]{2}>")
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -47,11 +49,12 @@ def transplant(donor: HfModel, target: HfModel) -> tuple[HfModel, float]:
     pieces = pieces_of(target.tokenizer, donor.tokenizer)
     hf: Any = copy.deepcopy(donor.hf)
     count = target.head_weight.shape[0]
-    old = [part.weight.detach().float().clone() for part in _ends(hf)]
+    old = [weight.detach().float().clone() for weight in _ends(hf)]
     hf.resize_token_embeddings(count, mean_resizing=False)
     with torch.no_grad():
-        for part, rows_UD in zip(_ends(hf), old, strict=True):
-            part.weight.copy_(_means(pieces, rows_UD, count))
+        for weight, rows in zip(_ends(hf), old, strict=True):
+            rows_UD = rows if rows.ndim > 1 else rows[:, None]  # a bias
+            weight.copy_(_means(pieces, rows_UD, count).view_as(weight))
     _take_special_tokens(hf, target)
     draft = CausalModel(hf.eval(), target.tokenizer)
     draft.sessions = donor.sessions
@@ -60,24 +63,36 @@ def transplant(donor: HfModel, target: HfModel) -> tuple[HfModel, float]:
 
 def pieces_of(target: Any, donor: Any) -> dict[int, Sequence[int]]:
     """The donor's tokens for each token of the target; none where its text has none."""
-    special = {
-        ours: theirs
-        for name in _ROLES
-        if None not in (ours := getattr(target, name), theirs := getattr(donor, name))
-    }
-    texts = _texts(donor)
-    known = {text: token for token, text in texts.items() if text and _INCOMPLETE not in text}
+    roles: dict[int, int] = {}
+    for name in _ROLES:  # one token may have several; the first counts
+        ours, theirs = getattr(target, name), getattr(donor, name)
+        if None not in (ours, theirs):
+            roles.setdefault(ours, theirs)
+    known: dict[str, int] = {}
+    names = donor.convert_ids_to_tokens(list(range(len(donor))))
+    for token, text in _texts(donor).items():
+        if text and _INCOMPLETE not in text and not _BYTE.fullmatch(str(names[token])):
+            known.setdefault(text, token)
+    special = set(target.all_special_ids)
     raw = written_vocabulary(donor)
     named = target.convert_ids_to_tokens(list(range(len(target))))
     found: dict[int, Sequence[int]] = {}
     for token, text in _texts(target).items():
-        if token in special:
-            found[token] = [special[token]]
-        elif text and _INCOMPLETE not in text:
-            found[token] = [known[text]] if text in known else tokens_of(text, donor)
+        if text in known:
+            found[token] = [known[text]]
+        elif token in roles:
+            found[token] = [roles[token]]
+        elif token in special or (text and _INCOMPLETE not in text):
+            found[token] = _pieces(text, donor)
         else:  # bytes within a character, which both may name alike
             found[token] = [raw[named[token]]] if named[token] in raw else []
     return found
+
+
+def _pieces(text: str, donor: Any) -> list[int]:
+    """The donor's tokens of a text behind another one: most begin a text with a space."""
+    before, whole = (tokens_of(part, donor) for part in ("\n", f"\n{text}"))
+    return whole[len(before) :] if whole[: len(before)] == before else tokens_of(text, donor)
 
 
 def _texts(tokenizer: Any) -> dict[int, str]:
@@ -93,8 +108,10 @@ def _texts(tokenizer: Any) -> dict[int, str]:
     }
 
 
-def _ends(hf: Any) -> tuple[Any, Any]:
-    return hf.get_input_embeddings(), hf.get_output_embeddings()
+def _ends(hf: Any) -> list[Tensor]:
+    head = hf.get_output_embeddings()
+    bias = getattr(head, "bias", None)
+    return [hf.get_input_embeddings().weight, head.weight, *([] if bias is None else [bias])]
 
 
 def _means(pieces: dict[int, Sequence[int]], rows_UD: Tensor, count: int) -> Tensor:
@@ -111,5 +128,5 @@ def _take_special_tokens(hf: Any, target: HfModel) -> None:
     hf.generation_config = copy.deepcopy(target.hf.generation_config)
     theirs = target.hf.config.get_text_config(decoder=True)
     for config in {id(one): one for one in (hf.config, hf.config.get_text_config())}.values():
-        for name in _ROLES[:3]:
+        for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
             setattr(config, name, getattr(theirs, name, None))

@@ -91,7 +91,7 @@ class RecurrentRow(ModelSession):
     A copy, a snapshot, is made before a pass. After a rollback, decoding goes on from the last one
     that has kept tokens alone, and the next pass reads the kept tokens behind it before the new
     ones. Without any, the whole text is read again. A call of `rollback`, also of no token, says
-    that the kept tokens stay, so older snapshots are dropped.
+    that the kept tokens stay, so snapshots but the last one before them are dropped.
 
     `one_by_one`: New tokens are read one by one, as `generate` does.
     """
@@ -168,7 +168,9 @@ class RecurrentRow(ModelSession):
 
     def rollback(self, counts: Sequence[int]) -> None:
         super().rollback(counts)
-        self._snapshots, self._most_snapshots = [], MOST_SNAPSHOTS
+        self._most_snapshots = MOST_SNAPSHOTS
+        before = [state for state in self._snapshots if state.length < self._state.length]
+        self._snapshots = before[-1:]  # the next call may take back a token more
 
     def _rollback(self, counts: Sequence[int]) -> None:
         (count,) = counts
