@@ -34,6 +34,7 @@ from paceline.models.drafts.layers import subset_layers
 from paceline.models.drafts.save import save_draft
 from paceline.models.hf.architectures import context_length, source_length
 from paceline.models.inspection import inspect_model
+from paceline.models.loading import load_head
 from support.checkpoints import edit, fails
 from support.models import LLAMA_LIKE, generated, tiny_hf, tiny_tokenizer
 
@@ -134,6 +135,7 @@ def test_weights_of_a_quantizer_that_is_not_here_name_it_and_what_to_do(
     edit(model_directory / "config.json", quantization_config=settings)
     said = f"is quantized by {method}, which cannot be read here", "let vLLM serve it"
     fails(model_directory, *said, error=UnsupportedModelError)
+    assert load_head(model_directory).head_weight.ndim == 2, "the head alone is not quantized"
 
 
 def test_models_of_images_or_sound_and_code_that_comes_along_are_not_damage(model_directory: Path):

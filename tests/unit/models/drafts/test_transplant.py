@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from tokenizers import Tokenizer
-from transformers import PreTrainedTokenizerFast
+from transformers import PhiConfig, PhiForCausalLM, PreTrainedTokenizerFast
 
 from paceline.errors import UnsupportedModelError
 from paceline.models import load_model, wrap_model
@@ -75,6 +75,24 @@ def test_a_token_that_the_donor_lacks_is_the_mean_of_its_pieces():
     assert counted / 2 / len(ours) == pytest.approx(shared, abs=0.02)
     assert hf.config.vocab_size == len(ours)
     assert draft.eos_token_ids == target.eos_token_ids
+
+
+def test_one_token_of_several_roles_and_biases_of_a_head():
+    """As of SmolLM2, whose end of text is the padding, and Phi, whose head has a bias."""
+    ours, theirs = byte_tokenizer(""), tiny_tokenizer()
+    ours.pad_token = ours.bos_token = ours.eos_token
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    config = PhiConfig(**sizes, num_attention_heads=2, vocab_size=len(theirs))
+    donor_hf: Any = PhiForCausalLM(config).eval()
+    donor_hf.lm_head.bias.data.normal_()
+    target = wrap_model(tiny_hf("gpt2", vocab_size=len(ours)), ours)
+    draft, _ = transplant(wrap_model(donor_hf, theirs), target)
+    head: Any = draft.hf.get_output_embeddings()
+    table = draft.hf.get_input_embeddings().weight
+    old = donor_hf.get_input_embeddings().weight
+    assert torch.equal(table[ours.eos_token_id], old[theirs.eos_token_id])
+    same = ours.get_vocab()["A"], theirs.get_vocab()["A"]
+    assert head.bias[same[0]] == donor_hf.lm_head.bias[same[1]]
 
 
 def test_encoder_decoders_are_refused():

@@ -70,6 +70,20 @@ def test_a_draft_goes_on_from_the_copy_behind_the_last_kept_token(monkeypatch: p
         assert copies == [5, 6, 7, 7]
 
 
+def test_a_token_more_may_be_taken_back_after_a_rejection(monkeypatch: pytest.MonkeyPatch):
+    """As rows of a draft that read again, beside one whose block was accepted as a whole."""
+    hf = tiny_hf("qwen3_5_text")
+    session = wrap_model(hf).start_session()
+    with counted(hf, monkeypatch) as (passes, _):
+        session.prefill([PROMPT])
+        for _ in range(3):
+            for token in (7, 8, 9):
+                session.extend(torch.tensor([[token]]))
+            session.rollback([2])
+            session.rollback([1])
+        assert max(passes[1:]) < len(PROMPT), "no text is read again"
+
+
 def test_plain_decoding_copies_once(monkeypatch: pytest.MonkeyPatch):
     hf = tiny_hf("lfm2")
     session = wrap_model(hf).start_session()
