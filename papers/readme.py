@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 _TABLE = re.compile(r"(<!-- ([a-z_0-9]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _SHUFFLES = 40
-_NOT = ("does not hold", "too small to matter")
+_NOT = ("does not hold", "no gain that matters")
 
 
 def found_of(

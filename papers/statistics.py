@@ -4,7 +4,7 @@ A draw is one repetition with everything drawn anew: training texts, the draft's
 training, test examples. A claim's statistic gives one number of each draw. Its interval has the
 level 0.05 / number of claims, two-sided, so that the probability of any wrong sign is at most 5%.
 
-    too small to matter    the interval is below the margin, and not below 0
+    no gain that matters    the interval is below the margin, and not below 0
     does not hold          it is below 0 (of `not_less`: below -margin)
     holds                  it is above 0 (of `not_less`: above -margin), and reaches the margin
     undecided              anything else
@@ -26,11 +26,11 @@ from scipy import stats
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-Verdict = Literal["holds", "does not hold", "too small to matter", "undecided"]
+Verdict = Literal["holds", "does not hold", "no gain that matters", "undecided"]
 PAPERS = Path(__file__).parent
 NAMES = ("distillspec", "faster_cascades", "direct_alignment")
 ERROR = 0.05
-WORSE: tuple[Verdict, ...] = ("does not hold", "too small to matter", "undecided")
+WORSE: tuple[Verdict, ...] = ("does not hold", "no gain that matters", "undecided")
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def verdict(claim: Claim, found: Interval) -> Verdict:
     if found.high < least:
         return "does not hold"
     if found.high < claim.margin and not claim.not_less:
-        return "too small to matter"
+        return "no gain that matters"
     return "holds" if found.low > least else "undecided"
 
 

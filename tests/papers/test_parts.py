@@ -95,7 +95,7 @@ def test_a_garden_gives_rows_tables_charts_and_verdicts(
             assert f"| {claim.id} " in text
         for chart in re.findall(r"\((\w+\.svg)\)", text):
             assert ElementTree.parse(small / name / chart).getroot().tag.endswith("svg")
-        assert any(said in text for said in ("undecided", "too small to matter"))
+        assert any(said in text for said in ("undecided", "no gain that matters"))
     claims = small / "direct_alignment" / "claims.yaml"
     claims.write_text(claims.read_text("utf-8") + "# changed\n", "utf-8")
     readme.write("distillspec")
@@ -107,7 +107,7 @@ def test_a_claim_that_holds_in_one_garden_alone_is_a_flip():
         {
             "": ["D1", "D3", "D4", "D5"],
             "verdict 1": ["holds", "holds", "does not hold", "holds"],
-            "verdict 2": ["holds", "too small to matter", "too small to matter", "undecided"],
+            "verdict 2": ["holds", "no gain that matters", "no gain that matters", "undecided"],
         }
     )
     assert readme.compared(table) == (

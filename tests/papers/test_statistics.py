@@ -35,8 +35,8 @@ def test_the_interval_is_that_of_the_t_test_of_scipy():
     [
         (0.01, 0.05, "holds", "holds"),
         (-0.01, 0.05, "undecided", "holds"),
-        (-0.01, 0.019, "too small to matter", "holds"),
-        (0.001, 0.019, "too small to matter", "holds"),
+        (-0.01, 0.019, "no gain that matters", "holds"),
+        (0.001, 0.019, "no gain that matters", "holds"),
         (-0.03, -0.01, "does not hold", "undecided"),
         (-0.06, -0.03, "does not hold", "does not hold"),
         (-0.06, 0.06, "undecided", "undecided"),
