@@ -16,7 +16,6 @@ import torch
 from pydantic import Field
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers.pytorch_utils import Conv1D
 
 from paceline.config import StrictModel
 from paceline.errors import UsageError
@@ -85,7 +84,7 @@ def add_adapter(draft: HfModel, lora: Lora, seed: int) -> None:
     draft.hf.requires_grad_(False)
     rng = named_generator(seed, "adapter")
     for _, part in _linear_parts(draft):
-        part.lora = _LowRank(part.weight, lora, rng, transposed=isinstance(part, Conv1D))
+        part.lora = _LowRank(part.weight, lora, rng, transposed=_is_conv1d(part))
         part.register_forward_hook(_add_change)
 
 
@@ -93,8 +92,13 @@ def _linear_parts(draft: HfModel) -> Iterator[tuple[str, Any]]:
     """The linear layers inside the draft's layers, by name."""
     name, layers = layer_lists(draft.hf)["decoder"]
     for inner, part in layers.named_modules():
-        if isinstance(part, nn.Linear | Conv1D):
+        if isinstance(part, nn.Linear) or _is_conv1d(part):
             yield f"{name}.{inner}", part
+
+
+def _is_conv1d(part: nn.Module) -> bool:
+    """GPT-2's linear layer, whose weight is inputs x outputs."""
+    return type(part).__name__ == "Conv1D"
 
 
 def _changes(draft: HfModel) -> Iterator[tuple[str, _LowRank]]:
