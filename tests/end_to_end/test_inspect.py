@@ -61,7 +61,7 @@ def test_the_trained_part_of_a_chat_is_marked(run: Run, tmp_path: Path):
     assert "[[" not in short
 
 
-def test_a_model_that_cannot_roll_back_says_so(run: Run, tmp_path: Path):
+def test_a_model_with_a_state_says_so(run: Run, tmp_path: Path):
     sizes: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "head_dim": 16}
     sizes |= {"num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2}
     sizes |= {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8}
@@ -74,7 +74,7 @@ def test_a_model_that_cannot_roll_back_says_so(run: Run, tmp_path: Path):
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     found = facts_of(run, tmp_path)
-    assert "without rollback" in found["facts"]["sessions"]
+    assert "rolled back by snapshots" in found["facts"]["sessions"]
 
 
 def test_a_model_that_fails_its_check_ends_with_1(run: Run, tmp_path: Path):

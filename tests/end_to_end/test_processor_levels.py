@@ -26,7 +26,7 @@ FILES = [
     "unit/models/llama/test_cpu.py",
     "unit/models/admission/test_faster.py",
     "unit/models/llama/test_bfloat16.py",
-    "unit/data/test_completions.py",
+    "unit/data/test_sources.py",
 ]
 # at the lowest level alone: the tests above run the kernels of these at every level
 LOWEST = ["unit/core/test_fused.py", "equivalence/test_align_equivalence.py"]

@@ -77,6 +77,8 @@ def _common_device(func: Any, args: tuple[Any, ...], inputs: list[Any]) -> torch
     """The device of all inputs, but for numbers and indices on the host."""
     if func in (torch.Tensor.copy_, torch._has_compatible_shallow_copy_type):
         return device_of(args[0])
+    if func is torch.Tensor.__deepcopy__:  # its memo has tensors, too
+        return device_of(args[0])
     indexed = func in (torch.Tensor.__getitem__, torch.Tensor.__setitem__)
     indices = {id(x) for x in _tensors(args[1])} if indexed else set()
     free = {id(x) for x in inputs if x.ndim == 0} | indices

@@ -123,8 +123,6 @@ WRONG: dict[str, tuple[Any, ...]] = {  # what is changed in a good directory, an
     "narrower": (config(intermediate_size=40), "12 weights have a different size", "down_proj"),
     "unknown kind": (config(model_type="llama9"), "`llama9`", "does not recognize"),
     "no kind": (file("config.json", lambda _: b'{"learning_rate": 0.1}'), "model_type"),
-    "gptq": (config(quantization_config={"quant_method": "gptq", "bits": 4}), "pip install"),
-    "awq": (config(quantization_config={"quant_method": "awq", "bits": 4}), "pip install"),
     "not a number": (one(float("nan")), f"holds NaN in {WEIGHT} (1 of 1,536 values)"),
     "infinite": (one(float("inf"), torch.bfloat16), f"infinite values in {WEIGHT} (1 of 1,536"),
 }
