@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     import altair as alt
 
 KEYS = ["layers", "minutes", "temperature", "drafts"]
-COSTS = (0.05, 0.10, 0.15, 0.25, 0.40)  # of a draft pass, in target passes
 
 
 def with_figures(rows: pd.DataFrame) -> pd.DataFrame:
@@ -88,7 +87,7 @@ def weights(rows: pd.DataFrame) -> pd.DataFrame:
     return by_gamma(long, "tau", ["arm"])
 
 
-def predicted(rows: pd.DataFrame, costs: Iterable[float] = COSTS) -> pd.DataFrame:
+def predicted(rows: pd.DataFrame, costs: Iterable[float]) -> pd.DataFrame:
     """The largest speedup over gamma at each cost of a draft pass, if verification costs one pass.
 
     A block costs 1 + gamma c with an ordinary draft, and 1 + c with a parallel one.

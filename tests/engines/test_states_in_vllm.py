@@ -15,7 +15,7 @@ from paceline.engines.contract import Request
 from paceline.engines.hidden_states import serve_arguments
 from paceline.engines.text_servers import TextServers
 from paceline.engines.texts import OpenAIWriter
-from paceline.models.hf.causal import behind_last_norm
+from paceline.models.hf.causal import for_head, last_norm
 from paceline.models.loading import load_head, load_tokenizer
 from paceline.models.token_text import tokens_of
 from support.engines import (
@@ -72,11 +72,12 @@ def test_logits_of_the_states_are_those_of_transformers(server: Server, states: 
     texts.write(requests, found.__setitem__)
     hf = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
     head, count, worst = load_head(model, dtype="float32"), 0, 0.0
+    norm = last_norm(head)
     for index, written in found.items():
         prompt, tokens = prompts[index], written.tokens
         with torch.inference_mode():
             wanted_TV = hf(torch.tensor([[*prompt, *tokens]])).logits[0][len(prompt) - 1 : -1]
-            hidden_TD = behind_last_norm(head, written.states)
+            hidden_TD = for_head(norm(written.states[None].float())[0], head.hf)
             got_TV = head.plain_head.logits(hidden_TD)[:, : wanted_TV.shape[1]]
         worst = max(worst, float((got_TV - wanted_TV).abs().max() / wanted_TV.abs().max()))
         assert torch.equal(got_TV.argmax(-1), wanted_TV.argmax(-1))

@@ -31,7 +31,7 @@ from paceline.errors import UsageError
 from paceline.models import load_model, prepare_for_decoding
 from paceline.models.compatibility import check_fits
 from paceline.models.contract import decoder_contexts
-from paceline.models.hf.causal import behind_last_norm
+from paceline.models.hf.causal import for_head, last_norm
 from paceline.models.loading import load_head, load_tokenizer, tokenizer_of
 from paceline.models.token_text import answer_text, tokens_of
 from paceline.records import storage_errors
@@ -219,6 +219,7 @@ class ServerAnswerer:
         self.tokenizer = load_tokenizer(config.target, alone=True)
         self.end = AnswerEnd(self.tokenizer)
         self.head = load_head(config.target, dtype="float32") if writer.hidden_states else None
+        self.norm = None if self.head is None else last_norm(self.head)
         self.servers = TextServers(writer, partial(tokens_of, tokenizer=self.tokenizer))
 
     def answer(self, shard: Shard) -> list[Answer]:
@@ -263,7 +264,7 @@ class ServerAnswerer:
 
     def _hidden(self, written: Written) -> bytes | None:
         """The states that the head reads: those of the server behind the last norm."""
-        if self.head is None or written.states is None:
+        if self.head is None or self.norm is None or written.states is None:
             return None
         wanted = self.head.head_weight.shape[1]
         if written.states.shape[1] != wanted:
@@ -271,7 +272,9 @@ class ServerAnswerer:
                 f"the server writes hidden states of {written.states.shape[1]} values, but the "
                 f"head of {self.config.target} reads {wanted}; set target to the served model"
             )
-        return _as_bytes(behind_last_norm(self.head, written.states))
+        with torch.inference_mode():
+            states_1TD = written.states[None].to(self.head.device, self.head.dtype)
+            return _as_bytes(for_head(self.norm(states_1TD)[0], self.head.hf))
 
 
 def _answer(request: Request, tokenizer: PreTrainedTokenizerBase, **columns: Any) -> Answer:

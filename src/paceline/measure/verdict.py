@@ -9,7 +9,7 @@ of measurements.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import model_validator
 
@@ -42,17 +42,21 @@ class Verdict(StrictModel):
         next: What to do next, in one sentence; empty if the reason says it.
     """
 
-    @model_validator(mode="before")
-    @classmethod
-    def _of_older_files(cls, values: Any) -> Any:
-        return {key: value for key, value in dict(values).items() if key != "timed"}
-
     go: bool
     decided: bool = True
     includes_one: bool = False
     gamma: int = 0
     reason: str
     next: str = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_older_files(cls, values: Any) -> Any:
+        """Without `timed`, which older files have."""
+        if not isinstance(values, dict):
+            return values
+        known = cast("dict[str, Any]", values)
+        return {key: value for key, value in known.items() if key != "timed"}
 
     def __str__(self) -> str:
         return f"{self.word}: {self.reason}"

@@ -151,7 +151,7 @@ def make_draft(config: DraftConfig, target: HfModel) -> HfModel:
     if config.donor is not None:
         donor = load_model(config.donor, dtype=target.dtype, device=str(target.device))
         tokenizer_of(donor, config.donor)
-        draft, _ = transplant(donor.rewrap(text_model(donor.hf)), target)
+        draft = transplant(donor.rewrap(text_model(donor.hf)), target)
     elif config.params is not None:
         draft = derive_draft(target, config.params, num_layers=config.num_layers, seed=config.seed)
     else:
@@ -192,7 +192,7 @@ def kept_layers(config: DraftConfig, target: HfModel) -> Sequence[int]:
         return range(count)
     kept = {*range(min(3, count - 1)), count - 1}
     kinds: Sequence[str] = layer_types(target.hf.config) or ()
-    missing = dict.fromkeys(kinds).keys() - {kinds[layer] for layer in kept if kinds}
+    missing = set(kinds) - {kinds[layer] for layer in kept if kinds}
     return sorted(kept | {kinds.index(kind) for kind in missing})
 
 

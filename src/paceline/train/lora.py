@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from paceline.config import StrictModel
 from paceline.errors import UsageError
 from paceline.models.drafts.layers import layer_lists
+from paceline.records import atomic_directory
 from paceline.rng import named_generator
 
 if TYPE_CHECKING:
@@ -128,7 +129,6 @@ def merged(draft: HfModel) -> HfModel:
 
 def save_adapter(draft: HfModel, lora: Lora, base: str, folder: Path) -> None:
     """Write the adapter as peft reads it; `base` is the draft that it changes."""
-    folder.mkdir(parents=True, exist_ok=True)
     weights: dict[str, Tensor] = {}
     transposed = False
     for name, change in _changes(draft):
@@ -147,8 +147,9 @@ def save_adapter(draft: HfModel, lora: Lora, base: str, folder: Path) -> None:
         "bias": "none",
         "inference_mode": True,
     }
-    save_file(weights, folder / _WEIGHTS)
-    (folder / _SETTINGS).write_text(json.dumps(settings, indent=2) + "\n", "utf-8")
+    with atomic_directory(folder) as scratch:
+        save_file(weights, scratch / _WEIGHTS)
+        (scratch / _SETTINGS).write_text(json.dumps(settings, indent=2) + "\n", "utf-8")
 
 
 @torch.no_grad()

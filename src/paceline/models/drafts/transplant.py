@@ -33,8 +33,8 @@ _BYTE = re.compile("<0x[0-9A-F]{2}>")
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 
 
-def transplant(donor: HfModel, target: HfModel) -> tuple[HfModel, float]:
-    """The donor with the target's tokens, and the part of them that the donor has, too.
+def transplant(donor: HfModel, target: HfModel) -> HfModel:
+    """The donor with the target's tokens.
 
     Raises:
         UnsupportedModelError: One of them is an encoder-decoder, or the donor is quantized.
@@ -58,7 +58,7 @@ def transplant(donor: HfModel, target: HfModel) -> tuple[HfModel, float]:
     _take_special_tokens(hf, target)
     draft = CausalModel(hf.eval(), target.tokenizer)
     draft.sessions = donor.sessions
-    return draft, sum(len(each) == 1 for each in pieces.values()) / len(pieces)
+    return draft
 
 
 def pieces_of(target: Any, donor: Any) -> dict[int, Sequence[int]]:

@@ -15,7 +15,7 @@ import functools
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from paceline.core.sampling import limited
 from paceline.errors import UnsupportedModelError
@@ -167,15 +167,15 @@ class CausalModel(HfModel):
 
 
 @torch.inference_mode()
-def behind_last_norm(model: HfModel, states_TD: Tensor) -> Tensor:
-    """`hidden` of states before the last norm, [T, D]; the model may have no layers.
+def last_norm(model: HfModel) -> nn.Module:
+    """What a model applies to its hidden states before the head; it may have no layers.
 
     Raises:
-        UnsupportedModelError: its last norm is not found.
+        UnsupportedModelError: it is not found.
     """
-    body, outputs = body_of(model.hf), list[tuple[Any, Tensor]]()
+    body, outputs = body_of(model.hf), list[tuple[nn.Module, Tensor]]()
 
-    def keep(part: Any, _inputs: Any, output: Any) -> None:
+    def keep(part: nn.Module, _inputs: Any, output: Any) -> None:
         if isinstance(output, Tensor):
             outputs.append((part, output))
 
@@ -184,15 +184,13 @@ def behind_last_norm(model: HfModel, states_TD: Tensor) -> Tensor:
             listening.callback(part.register_forward_hook(keep).remove)
         tokens_1T = torch.tensor([[3, 4, 5]], device=model.device)
         last = body(input_ids=tokens_1T, use_cache=False).last_hidden_state
-    same = (part for part, output in reversed(outputs) if output.data_ptr() == last.data_ptr())
-    norm = next(same, None)
-    if norm is None:
-        raise UnsupportedModelError(
-            f"the last norm of {model.hf.config.model_type} is not found, so hidden states of a "
-            "server cannot be read; record top_logprobs instead"
-        )
-    states_TD = states_TD.to(model.device, model.dtype)
-    return for_head(norm(states_TD[None])[0], model.hf)
+    for part, output in reversed(outputs):
+        if output.data_ptr() == last.data_ptr():
+            return part
+    raise UnsupportedModelError(
+        f"the last norm of {model.hf.config.model_type} is not found, so hidden states of a server "
+        "cannot be read; record top_logprobs instead"
+    )
 
 
 def for_head(hidden: Tensor, hf: Any) -> Tensor:

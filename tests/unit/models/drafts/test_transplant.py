@@ -40,8 +40,7 @@ def test_the_same_tokens_under_other_ids_give_the_same_model(architecture: str):
     donor_hf = tiny_hf(architecture, vocab_size=len(tokenizer))
     target_hf = tiny_hf("llama", hidden_size=48, vocab_size=len(tokenizer))
     donor, target = wrap_model(donor_hf, tokenizer), wrap_model(target_hf, other)
-    draft, shared = transplant(donor, target)
-    assert shared == 1
+    draft = transplant(donor, target)
     assert check_same_vocabulary(target, draft) == len(tokenizer)
     text = "the other thinner animal"
     ids, old = (torch.tensor([made(text)["input_ids"]]) for made in (other, tokenizer))
@@ -57,22 +56,19 @@ def test_a_token_that_the_donor_lacks_is_the_mean_of_its_pieces():
     ours, theirs = byte_tokenizer(""), tiny_tokenizer()
     donor_hf: Any = tiny_hf("llama", vocab_size=len(theirs))
     target = wrap_model(tiny_hf("gpt2", vocab_size=len(ours)), ours)
-    draft, shared = transplant(wrap_model(donor_hf, theirs), target)
+    draft = transplant(wrap_model(donor_hf, theirs), target)
     known, hf = theirs.get_vocab(), draft.hf
     roles = {ours.bos_token: theirs.bos_token, ours.eos_token: theirs.eos_token}
-    counted = 0
     for part in ("get_input_embeddings", "get_output_embeddings"):
         old, new = (getattr(model, part)().weight for model in (donor_hf, hf))
         for name, token in ours.get_vocab().items():
             if name in roles or name in known:
-                counted += 1
                 assert torch.equal(new[token], old[known[roles.get(name, name)]])
             else:
                 text = ours.convert_tokens_to_string([name])
                 pieces = theirs(text)["input_ids"]
                 assert len(pieces) > 1
                 torch.testing.assert_close(new[token], old[pieces].mean(0))
-    assert counted / 2 / len(ours) == pytest.approx(shared, abs=0.02)
     assert hf.config.vocab_size == len(ours)
     assert draft.eos_token_ids == target.eos_token_ids
 
@@ -86,7 +82,7 @@ def test_one_token_of_several_roles_and_biases_of_a_head():
     donor_hf: Any = PhiForCausalLM(config).eval()
     donor_hf.lm_head.bias.data.normal_()
     target = wrap_model(tiny_hf("gpt2", vocab_size=len(ours)), ours)
-    draft, _ = transplant(wrap_model(donor_hf, theirs), target)
+    draft = transplant(wrap_model(donor_hf, theirs), target)
     head: Any = draft.hf.get_output_embeddings()
     table = draft.hf.get_input_embeddings().weight
     old = donor_hf.get_input_embeddings().weight

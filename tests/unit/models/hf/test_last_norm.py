@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from paceline.models import wrap_model
-from paceline.models.hf.causal import behind_last_norm
+from paceline.models.hf.causal import for_head, last_norm
 from paceline.models.loading import load_head
 from support.models import tiny_hf, tiny_tokenizer
 
@@ -40,6 +40,7 @@ def test_the_norm_of_a_checkpoint_without_its_layers_is_found(kind: str, tmp_pat
         wanted_TD = model.hidden(model.trial_batch(TEXT))[0]
     head = load_head(tmp_path, dtype="float32")
     states_TD = next(one[0] for one in before if one.shape[1] == len(TEXT))
-    got_TD = behind_last_norm(head, states_TD)
+    with torch.inference_mode():
+        got_TD = for_head(last_norm(head)(states_TD[None])[0], head.hf)
     torch.testing.assert_close(got_TD, wanted_TD, rtol=1e-5, atol=1e-5)
     assert not torch.allclose(states_TD, wanted_TD, atol=1e-2)
