@@ -14,6 +14,7 @@ from rich.text import Text
 from paceline.cli.command import styled
 from paceline.cli.tables import Details, printed
 from paceline.core.sampling import proposal_params
+from paceline.decode.ngram import NGRAM
 from paceline.measure.engine_costs import words_of_starts
 from paceline.measure.results import ACCEPTANCE, gamma_of, num_tokens
 from paceline.measure.slices import SHOWN
@@ -80,7 +81,8 @@ def verdict_lines(found: Measurement) -> Iterator[RenderableType]:
         f"acceptance {found.figure('expected_acceptance')}{side}; {tau:.2f} tokens per target call "
         f"at gamma {gamma_of(found.judged)}"
     )
-    if not found.engine and not proposal_params(*config.scoring[:2]).greedy:
+    samples = config.draft != NGRAM and not proposal_params(*config.scoring[:2]).greedy
+    if samples and not found.engine:
         yield (
             f"an engine that drafts greedily, as vLLM does by default, accepts "
             f"{found.figure('greedy_draft_acceptance')}: --draft-temperature 0 measures that"
