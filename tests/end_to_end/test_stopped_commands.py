@@ -129,6 +129,13 @@ tune: [{<<: *pair, task: *task, max_latency: 100, rules: [{rule: chow, alpha: [0
   max_new_tokens: 6}, 0.3]
 score: [{task: *task, tokenizer: pair/target, writer: *writer, num_examples: 6,
   max_new_tokens: 6}, 0.3, 0.6]
+follow: [{target: pair/target, draft: pair/draft, log: {path: pair/log.jsonl, time: at},
+  align: {num_steps: 12, batch_size: 8, precision: float32, device: cpu,
+    optimizer: {kind: adafactor, learning_rate: 3.0e-2}, checkpoints: {every_steps: 4, keep: 1}},
+  store: {max_texts: 6}, serving: {to: transformers}, judging: {error_rate: 0.99},
+  rounds: 3, requests_per_round: 12, least_requests: 8, num_answers: 10, batch_size: 4,
+  max_prompt_tokens: 12, max_new_tokens: 10},
+  0.05, 0.15, 0.25, 0.35, 0.4, 0.5, 0.6, 0.7, 0.8, 0.95]
 """
 CASES: dict[str, list[Any]] = yaml.safe_load(_CASES)
 del CASES["parts"]
@@ -155,6 +162,8 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
     write_pair(folder / "t5", architecture="t5_v1_1")
     more = [{"prompt": f"the {number}", "completion": " ran"} for number in range(3)]
     write_corpus(folder / "pair/questions.jsonl", QUESTIONS + more)
+    asked = [{"prompt": f"the {number} ran in", "at": number} for number in range(36)]
+    write_corpus(folder / "pair/log.jsonl", asked)
     served = Served(folder / "pair")
     with serving(served.routes) as url:
         plan = [planned(folder / name, *CASES[name], url=url) for name in CASES]
@@ -249,6 +258,14 @@ def test_a_server_is_asked_for_no_answer_twice(ended: Ended):
         asked = asked or [body for body in bodies if body.get("logprobs")]
         stops = len(CASES[name]) - 1
         assert count * (stops + 1) <= len(asked) <= count * (stops + 1) + 2 * lost * stops
+
+
+def test_a_draft_that_follows_was_swapped(ended: Ended):
+    files = sorted((ended.folder / "follow/whole/out/rounds").glob("*/round.json"))
+    rounds = [json.loads(file.read_text()) for file in files]
+    assert "swapped" in [found["decision"] for found in rounds], rounds
+    link = ended.folder / "follow/whole/out/draft"
+    assert link.resolve().name == rounds[-1]["serving"] != "initial"
 
 
 def test_the_aligned_runs_used_all_kinds_of_text(ended: Ended):

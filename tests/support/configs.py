@@ -54,6 +54,7 @@ def small(kind: str, folder: Path, output: Path, **changes: Any) -> Any:
         "verify": pair | _FLOAT32 | {"prompts": corpus, "num_prompts": 4},
         "analyze": pair | {"prompts": corpus},
         "perplexity": {"model": target, "text": corpus},
+        "follow": pair | written | {"log": corpus, "align": {"num_steps": 1}},
         "trajectory": {"target": target, "runs": [str(folder / "run")]}
         | (written | _FEW | {"tasks": {"text": corpus}}),
     }

@@ -288,7 +288,7 @@ def test_every_paper_line_is_in_the_index():
 
 
 def test_every_paper_line_names_author_year_and_place():
-    form = re.compile(r"Paper: (ours\.|[A-Z]\w+ (et al\. |and \w+ )?\d{4}, \S)")
+    form = re.compile(r"Paper: (ours\.|[A-Z][\w-]+ (et al\. |and \w+ )?\d{4}, \S)")
     wrong = [
         f"{path.relative_to(ROOT)}: {line.strip()}"
         for path in SOURCES

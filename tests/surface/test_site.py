@@ -21,9 +21,8 @@ import typer.main
 import yaml
 
 from paceline.cli import options
-from paceline.cli.main import SCHEMAS, app
+from paceline.cli.main import SCHEMAS, app, schema_of
 from paceline.config import validate
-from paceline.train import AlignConfig
 from surface.test_house import PROJECT
 from surface.test_surface import RECORDED
 
@@ -235,7 +234,9 @@ def test_commands_links_lists_and_configurations_in_the_text_of_a_document_work(
         }
     for content in re.findall(r"^```yaml\n(.*?)^```", text, re.M | re.S):
         if "output:" in content:
-            validate(AlignConfig, yaml.safe_load(content))
+            named = re.match(r"# (\w+)\.yaml", content)
+            kind = named[1] if named and named[1] in SCHEMAS else "align"
+            validate(schema_of(kind), yaml.safe_load(content))
     plain = re.sub(r"^( *)```.*?^\1```", "", text, flags=re.M | re.S)
     assert re.findall(r"^ {1,3}(?:[-*]|\d+\.) .*|(?<=\n\n) {1,3}\S.*", plain, flags=re.M) == []
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from paceline.cli.command import Shown
     from paceline.data.requests import GenerateDataConfig
     from paceline.export import ExportConfig, Exported
+    from paceline.follow import FollowConfig, Round
     from paceline.models import HfModel
     from paceline.train import AlignConfig, PretrainConfig
     from paceline.train.initial_draft import DraftConfig
@@ -95,6 +96,10 @@ def generate_data(folder: Path, _config: "GenerateDataConfig") -> "Shown":
     yield f"{folder / 'data'}: {counts}; figures are in {folder}/result.json"
 
 
+def _rounds_as_json(rounds: "list[Round]") -> str:
+    return json.dumps([found.model_dump(mode="json") for found in rounds], indent=2)
+
+
 @verb(
     MAKE, "paceline.train:AlignConfig", "paceline.train:align", page="run", resume=True, tables=True
 )
@@ -117,6 +122,23 @@ def align(folder: Path, config: "AlignConfig") -> "Shown":
     else:
         yield "no evaluation: set data.held_out or data.held_out_from_train to compare drafts"
     yield f"{folder / 'draft'}: the aligned draft; metrics are in {folder}/result.json"
+
+
+@verb(MAKE, "paceline.follow:FollowConfig", "paceline.follow:follow", json_of=_rounds_as_json)
+def follow(rounds: "list[Round]", config: "FollowConfig") -> "Shown":
+    """Keep a served draft aligned with its traffic.
+
+    One round: reads new requests of a log, judges the draft of the last round on the target's
+    answers to them, serves it from OUTPUT/draft if it saves target calls, and trains the next one.
+    Run it again for the next round, as by cron. Exit code 1: an alarm.
+    """
+    from paceline.cli.result_tables import round_lines
+
+    for found in rounds:
+        yield from round_lines(found)
+    if not rounds:
+        yield f"fewer than {config.least_requests} new requests in {config.log.path}: nothing done"
+    return int(any(found.alarms for found in rounds))
 
 
 @verb(MAKE, "paceline.export:ExportConfig", "paceline.export:export", json_of=as_json_text)

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from paceline.bench.tune import Tuned
     from paceline.export.model_report import ModelReport, TrainedText
+    from paceline.follow import Round
     from paceline.measure.losslessness import DistributionCheck, LosslessnessReport
     from paceline.measure.measurement import Measurement
     from paceline.measure.served import ServedMeasurement
@@ -251,6 +252,30 @@ def alignment_lines(result: dict[str, Any], config: AlignConfig) -> Iterator[str
         f"next: paceline measure --target {config.target} --draft {config.output}/draft --prompts "
         "FILE, with prompts of your users"
     )
+
+
+def round_lines(found: Round) -> Iterator[RenderableType]:
+    """The decision of a round of `follow`, what it rests on, and alarms."""
+    taken, own, *others = found.taken, *found.compared
+    new = [f"{taken.num_requests:,} requests, {taken.num_answered} answered again"]
+    if taken.num_unreadable:
+        new.append(f"{taken.num_unreadable} not read: {taken.fault or 'the template refuses them'}")
+    words = f"{own.block_efficiency:.2f} tokens per target call with {own.draft}"
+    if own.speedup is not None:
+        words += f", expected {own.speedup:.2f}x"
+    yield f"round {taken.number}: {'; '.join(new)}; {words}"
+    for one in others:
+        ratio = one.calls_ratio.text(".3f", "x")
+        yield f"  {one.draft}: {one.block_efficiency:.2f}, target calls {ratio}"
+    evidence = (
+        "" if found.evidence is None else "; evidence {:.1f} of {:.1f}".format(*found.evidence)
+    )
+    yield styled(
+        f"  {found.decision}, serving {found.serving}{evidence}",
+        0 if found.decision == "swapped" else 3,
+    )
+    for alarm in found.alarms:
+        yield styled(f"  alarm: {alarm}", 1)
 
 
 def tuned_line(found: Tuned) -> Text:

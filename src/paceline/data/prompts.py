@@ -231,7 +231,7 @@ def _records(
     count, skipped, first = 0, 0, ""
     for row, where in _rows(corpus, streaming=streaming):
         try:
-            record = _record(row, where, corpus)
+            record = record_of(row, where, corpus)
         except EmptyTextError:
             if not skip_empty:
                 raise
@@ -248,7 +248,8 @@ def _records(
         raise PromptError(f"{corpus.path} holds no text; add at least one text")
 
 
-def _record(row: Mapping[str, Any], where: str, corpus: CorpusConfig) -> Record:
+def record_of(row: Mapping[str, Any], where: str, corpus: CorpusConfig) -> Record:
+    """One row as a record; raises PromptError, or EmptyTextError if it has no text."""
     record = _content(row, where, corpus)
     name, stop_reason = row.get("id"), row.get("stop_reason")
     recorded = stop_reason, record.top, record.hidden

@@ -136,7 +136,12 @@ class AgreementEvaluator:
         self.batches = [collate(group).to(target.device) for group in groups]
         self.labels_N = torch.cat([batch.labels_BT[batch.mask_BT] for batch in self.batches])
         self.lengths = [len(row.tokens) - row.trained_from for group in groups for row in group]
-        self.target_hidden_ND = self._hidden(target)
+        states = [row.target_hidden_TD for group in groups for row in group]
+        recorded = [states_TD for states_TD in states if states_TD is not None]
+        if len(recorded) == len(states):  # then the target may be its head alone
+            self.target_hidden_ND = torch.cat(recorded).to(target.device, target.dtype)
+        else:
+            self.target_hidden_ND = self._hidden(target)
 
     def evaluate(self, model: HfModel) -> Figures:
         """Evaluate a draft on these texts.
@@ -172,9 +177,24 @@ class AgreementEvaluator:
                 figures["parallel_block_efficiency"] = self._block_efficiency(by_place)
         return figures
 
-    def _block_efficiency(self, scores: TextScores) -> float:
-        budget_B = torch.tensor([self.max_new_tokens or max(self.lengths)])
+    def blocks(self, model: HfModel) -> tuple[Tensor, Tensor, Tensor]:
+        """Expected tokens, blocks and drafted tokens of each text, [B] each, in a fixed order.
+
+        A draft with masks proposes its blocks in one pass.
+        """
+        scores = self._scores(model)
+        if model.mask_token is not None and self.gamma > 1:
+            scores = self._by_place(model, scores)
+        budget_B = self._budget
         tokens_B, blocks_B = scores.tokens_and_blocks(self.gamma, budget_B)
+        return tokens_B, blocks_B, scores.drafted_tokens(self.gamma, budget_B)
+
+    @property
+    def _budget(self) -> Tensor:
+        return torch.tensor([self.max_new_tokens or max(self.lengths)])
+
+    def _block_efficiency(self, scores: TextScores) -> float:
+        tokens_B, blocks_B = scores.tokens_and_blocks(self.gamma, self._budget)
         return float(tokens_B.sum() / blocks_B.sum())
 
     @torch.no_grad()

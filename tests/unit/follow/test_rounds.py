@@ -1,0 +1,201 @@
+"""What rounds decide, and that the draft to serve is always a whole one."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from paceline.engines.contract import BlockCounts
+from paceline.errors import ConfigError, EngineError
+from paceline.follow import FollowConfig, Round, follow, rounds
+from paceline.follow.judge import Calls
+from paceline.follow.rounds import finished
+from paceline.permissions import PROGRAMS, allow
+from support.engines import serving
+from support.processes import run_command
+from support.runs import write_corpus, write_pair
+
+NEW, ANSWERS = 8, 40
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_pair(tmp_path)
+    write_corpus(tmp_path / "log.jsonl", [{"prompt": f"the {n} ran"} for n in range(ANSWERS * 6)])
+    return tmp_path
+
+
+def settings(folder: Path, **changes: Any) -> dict[str, Any]:
+    align = {"num_steps": 1, "batch_size": 4, "precision": "float32", "device": "cpu"}
+    return {
+        **{name: str(folder / name) for name in ("target", "draft")},
+        "log": {"path": str(folder / "log.jsonl")},
+        "output": str(folder / "out"),
+        "align": align,
+        "serving": {"to": "transformers"},
+        "requests_per_round": ANSWERS,
+        "num_answers": ANSWERS,
+        "least_requests": 8,
+        "max_new_tokens": NEW,
+        "max_prompt_tokens": 12,
+    } | changes
+
+
+def run(folder: Path, count: int = 1, **changes: Any) -> list[Round]:
+    return follow(FollowConfig(**settings(folder, rounds=count, **changes)))
+
+
+class Drafts:
+    """Blocks of each draft on a text, by its name, instead of those of its weights."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **blocks: float) -> None:
+        self.blocks = blocks
+        monkeypatch.setattr(rounds.Follower, "_calls", self.calls)
+
+    def calls(self, judge: Any, name: str, at: int, count: int) -> Calls:
+        del judge, at, count
+        ones = torch.ones(ANSWERS).double()
+        blocks = self.blocks.get(f"d{name.lstrip('0')}", self.blocks.get(name, 4.0))
+        return Calls(ones * 7, ones * blocks, ones * 12)
+
+
+def decisions(found: list[Round]) -> list[str]:
+    return [f"{one.decision} {one.serving.lstrip('0')}" for one in found]
+
+
+def test_a_better_draft_is_swapped_and_one_that_turns_out_worse_is_brought_back(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    drafts = Drafts(monkeypatch, initial=4.0, d1=2.0)
+    assert decisions(run(folder, 2)) == ["first initial", "swapped 1"]
+    assert (folder / "out/draft").resolve().name == "000001"
+    drafts.blocks |= {"d1": 6.0}  # the traffic changes
+    assert decisions(run(folder, 2)) == ["brought back initial", "waiting initial"]
+    assert (folder / "out/draft").resolve() == folder / "out/served/initial"
+
+
+def test_drafts_that_are_no_better_are_dropped(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    """One that costs calls at once, one that changes nothing after two rounds."""
+    Drafts(monkeypatch, initial=4.0, d1=6.0, d2=4.0)
+    found = run(folder, 4)
+    names = ["first initial", "dropped initial", "waiting initial", "dropped initial"]
+    assert decisions(found) == names
+    assert [one.start for one in found] == ["initial", "initial", "initial", "000002"]
+    kept = sorted(path.name for path in (folder / "out/drafts").iterdir())
+    assert kept == ["000002", "000004"], "the start of the next, and the one on trial"
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, *shares: float) -> None:
+    """Counters of an engine that accepts these shares of 10,000 drafted tokens between rounds."""
+    totals, readings = BlockCounts(), [BlockCounts()]
+    for share in shares:
+        drafted, accepted = totals.num_drafted + 10_000, totals.num_accepted + int(10_000 * share)
+        totals = BlockCounts(num_drafted=drafted, num_accepted=accepted)
+        readings.append(totals)
+    left = iter(readings)
+    monkeypatch.setattr(rounds, "counts", lambda _: next(left))
+
+
+def test_a_draft_whose_served_acceptance_falls_is_brought_back(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The texts say that it is better; what is served may be something else."""
+    Drafts(monkeypatch, initial=4.0, d1=2.0)
+    counted(monkeypatch, 0.3, 0.2)
+    found = run(folder, 3)
+    assert decisions(found) == ["first initial", "swapped 1", "brought back initial"]
+    (alarm,) = found[-1].alarms
+    assert alarm.startswith("the engine accepts 0.200 of the drafted tokens, 0.417 are expected")
+
+
+def test_an_alarm_when_the_served_acceptance_falls(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    Drafts(monkeypatch, initial=4.0)
+    counted(monkeypatch, 0.25, 0.24, 0.2)
+    found = run(folder, 4)
+    assert [len(one.alarms) for one in found] == [0, 0, 0, 2]
+    assert found[-1].alarms[0] == "the engine accepts 0.200 of the drafted tokens, 0.250 before"
+
+
+def test_counters_of_an_engine_that_was_started_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    Drafts(monkeypatch)
+    readings = [(10_000, 5_000), (3_000, 900), (3_100, 905)]
+    left = iter([BlockCounts(num_drafted=d, num_accepted=a) for d, a in readings])
+    monkeypatch.setattr(rounds, "counts", lambda _: next(left))
+    assert [one.share for one in run(folder, 3)] == [None, 0.3, None], "the last is of 100 tokens"
+
+
+def test_the_engine_is_told_of_a_swap(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    Drafts(monkeypatch, initial=4.0, d1=2.0)
+    told: list[Any] = []
+
+    def page(body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        told.append((body["method"], Path(body["args"][0]).name))
+        return 200, {"results": [None]}
+
+    with serving({"/collective_rpc": page}) as url:
+        run(folder, 2, serving={"to": "transformers", "reload_url": url})
+    assert told == [("reload_draft", "000001")]
+
+
+def test_a_restart_that_fails_is_one_line_and_the_same_command_continues(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    Drafts(monkeypatch, initial=4.0, d1=2.0)
+    monkeypatch.setenv(PROGRAMS, "")
+    program = "import pathlib, sys; sys.exit(pathlib.Path('broken').exists() and 'no engine')"
+    told = {"to": "transformers", "restart": [sys.executable, "-c", program]}
+    with pytest.raises(ConfigError, match=r"a file may not start .*--allow-program"):
+        run(folder, 1, serving=told)
+    allow(PROGRAMS, sys.executable)
+    monkeypatch.chdir(folder)
+    run(folder, 1, serving=told)
+    (folder / "broken").touch()
+    with pytest.raises(EngineError, match=r"ended with code 1 \(no engine\)"):
+        run(folder, 1, serving=told)
+    assert (folder / "out/draft").resolve().name == "000001", "the link names the new draft"
+    (folder / "broken").unlink()
+    assert decisions(run(folder, 1, serving=told)) == ["swapped 1"]
+
+
+def test_a_round_begins_when_there_are_enough_requests(folder: Path):
+    write_corpus(folder / "log.jsonl", [{"prompt": f"the {n}"} for n in range(7)])
+    assert run(folder) == []
+    assert (folder / "out/draft/model.safetensors").exists(), "there is a draft to serve"
+    with (folder / "log.jsonl").open("a") as stream:
+        stream.write(json.dumps({"prompt": "one more"}) + "\n")
+    assert [one.taken.num_requests for one in run(folder)] == [8]
+
+
+def test_settings_may_change_between_rounds_but_not_the_first_draft(folder: Path):
+    run(folder)
+    assert len(run(folder, 1, max_new_tokens=6)) == 1
+    with pytest.raises(ConfigError, match="another draft"):
+        run(folder, 1, draft=str(folder / "target"))
+    assert [one.taken.number for one in finished(folder / "out")] == [1, 2]
+
+
+def test_the_command_says_what_was_decided_and_ends_with_1_at_an_alarm(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    Drafts(monkeypatch, initial=4.0, d1=2.0)
+    counted(monkeypatch, 0.1, 0.3)
+    (folder / "follow.yaml").write_text(json.dumps(settings(folder)))
+    command = ("follow", "--config", "follow.yaml", "--rounds", "2")
+    done = run_command(folder, *command)
+    assert done.returncode == 1
+    assert done.stdout.splitlines() == [
+        "round 1: 40 requests, 40 answered again; 1.75 tokens per target call with initial",
+        "  first, serving initial",
+        "round 2: 40 requests, 40 answered again; 1.75 tokens per target call with initial",
+        "  000001: 3.50, target calls 0.500x (0.500 to 0.500)",
+        "  swapped, serving 000001; evidence 6.4 of 3.7",
+        "  alarm: the engine accepts 0.100 of the drafted tokens, 0.250 are expected: it may serve "
+        "another draft, target or temperature",
+    ]
+    (again,) = json.loads(run_command(folder, *command[:3], "--json").stdout)
+    assert (again["taken"]["number"], again["serving"]) == (3, "000001")
