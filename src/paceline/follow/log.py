@@ -179,8 +179,7 @@ def _prompts(config: LogConfig, line: bytes, where: str, now: float) -> Iterator
     if request is None:
         raise PromptError(f"{where} has no messages, prompt or text; name other files in log.path")
     name, time = _at(row, config.slice), _seconds(_at(row, config.time), now)
-    several = request.get("prompt")
-    for prompt in several if _is_batch(several) else [several]:
+    for prompt in _batch(request.get("prompt")):
         own = request if prompt is None else request | {"prompt": prompt}
         kept = {key: own[key] for key in _KEPT if own.get(key) is not None}
         kept = _redacted(_unanswered(kept), config.redact)
@@ -196,9 +195,10 @@ def _request(row: Any, keys: tuple[str, ...]) -> dict[str, Any] | None:
     return row if wanted else None
 
 
-def _is_batch(prompt: Any) -> bool:
-    """True for texts, or for texts as tokens; messages are one prompt, as is a list of tokens."""
-    return isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], str | list)
+def _batch(prompt: Any) -> list[Any]:
+    """Texts, or texts as tokens, of a batch; messages are one prompt, as is a list of tokens."""
+    several = isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], str | list)
+    return prompt if several else [prompt]
 
 
 def _unanswered(row: dict[str, Any]) -> dict[str, Any]:

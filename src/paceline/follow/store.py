@@ -11,7 +11,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow
-from pyarrow import compute, parquet
+from pyarrow import parquet
 
 from paceline.config import read_json
 from paceline.records import atomic_write_text, storage_errors
@@ -102,7 +102,7 @@ class TextStore:
     def _write(self, number: int, texts: Sequence[Path], digests: Sequence[str]) -> None:
         """Write the texts of these prompts, atomically, a row group for each file."""
         path = self._path(number)
-        ids = [f"{digest}/0" for digest in digests]
+        ids = {f"{digest}/0" for digest in digests}
         with storage_errors(path):
             self.directory.mkdir(parents=True, exist_ok=True)
             scratch = path.with_name(f".{path.name}")
@@ -110,10 +110,8 @@ class TextStore:
             with parquet.ParquetWriter(scratch, schema) as writer:
                 for text in texts:
                     table = parquet.read_table(text)
-                    chosen = compute.is_in(
-                        table["id"], value_set=pyarrow.array(ids, pyarrow.string())
-                    )
-                    writer.write_table(table.filter(chosen))
+                    chosen = [name in ids for name in table["id"].to_pylist()]
+                    writer.write_table(table.filter(pyarrow.array(chosen)))
             scratch.replace(path)
 
 
