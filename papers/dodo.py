@@ -11,6 +11,7 @@ last run is not run.
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from doit.dependency import JsonDB
 
 from paceline.records import atomic_write_text
+from papers.fine_tuning import run as tuned
 from papers.parallel_drafts import run as parallel
 from papers.rows import gather
 from papers.statistics import NAMES, PAPERS
@@ -185,6 +187,30 @@ def task_parallel() -> Iterator[dict[str, Any]]:
         "actions": [(gather, [name, GARDEN, files]), [sys.executable, "-m", "papers.readme", name]],
         "file_dep": [*files, PAPERS / name / "figures.py"],
         "targets": [rows],
+    }
+
+
+def task_fine_tuning() -> Iterator[dict[str, Any]]:
+    """The targets, one alignment after fine-tuning, and the table of them."""
+    name, module, files = "fine_tuning", PAPERS / "fine_tuning" / "run.py", []
+    begin = [parallel.FOLDER / "start-4" / "model.safetensors", module]
+    made = {kind: tuned.FOLDER / kind / "draft" / "model.safetensors" for kind in tuned.KINDS}
+    made["original"] = tuned.FOLDER / "start" / "draft" / "model.safetensors"
+    for kind, model in made.items():
+        yield part(f"target:{kind}", f"{name}.run", f"--kind {kind}", begin, model)
+    for source, kind, lengths in tuned.PLAN:
+        for minutes, draw in itertools.product(lengths, range(tuned.DRAWS)):
+            makes = tuned.file_of(kind, source, minutes, draw)
+            options = f"--kind {kind} --source {source} --minutes {minutes} --draw {draw}"
+            needs = [made[kind], made["original"], module]
+            label = f"{kind}:{source}-{minutes}-minutes:draw-{draw}"
+            yield part(label, f"{name}.run", options, needs, makes)
+            files.append(makes)
+    yield {
+        "name": "page",
+        "actions": [(gather, [name, 1, files]), [sys.executable, "-m", "papers.readme", name]],
+        "file_dep": [*files, PAPERS / name / "figures.py"],
+        "targets": [PAPERS / name / "rows" / "garden-1.csv"],
     }
 
 

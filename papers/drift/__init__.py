@@ -1,0 +1,1 @@
+"""Drafts of a stream of requests that drifts; see README.md."""

@@ -1,0 +1,1 @@
+"""Drafts after their target was fine-tuned; see README.md."""
