@@ -68,6 +68,7 @@ class TextServers:
         self._tokenize = tokenize
         self._failing: set[str] = set()  # URLs of servers whose last request failed
         self._forms = Counter[str]()  # of neutral settings, by the URL of a server
+        self._models: list[str] = []  # that the servers served when they were first asked
         self._lock = threading.Lock()
 
     def write(self, requests: Sequence[Request], on_answer: OnAnswer) -> None:
@@ -79,7 +80,8 @@ class TextServers:
         """
         writer = self._writer
         servers = [
-            _Asked(url, writer, self._key, self._tokenize, self._forms) for url in writer.urls
+            _Asked(url, writer, self._key, self._tokenize, self._forms, self._models)
+            for url in writer.urls
         ]
         round_ = _Round(requests, servers)
         # Not of a pool, which would wait for requests in flight when Ctrl-C ends the run.
@@ -190,6 +192,7 @@ class _Asked:
         key: str | None,
         tokenize: Tokenize,
         forms: Counter[str],
+        models: list[str],
     ) -> None:
         self.url = url
         self.known: _Known | None = None
@@ -199,6 +202,7 @@ class _Asked:
         self._tokenize = tokenize
         self._lock = threading.Lock()
         self._forms = forms
+        self._models = models
 
     def ask(self, request: Request) -> Written:
         """Answer a request. Raises AnswerError, if the answer is damaged, and as `identify`."""
@@ -247,7 +251,8 @@ class _Asked:
         """What the server is.
 
         Raises:
-            UsageError: It refuses the key, has another tokenizer or not the wanted model.
+            UsageError: It refuses the key, has another tokenizer or not the wanted model, or
+                serves another one than before.
             UnavailableError: It does not answer, or refuses for now.
         """
         with self._lock:
@@ -261,6 +266,12 @@ class _Asked:
                     raise UsageError(str(error)) from None
                 except EngineError as error:
                     raise UnavailableError(str(error)) from None
+                self._models.append(model)
+                if model != self._models[0]:
+                    raise UsageError(
+                        f"{self.url} serves {said_by(model)}, and {said_by(self._models[0])} wrote "
+                        "the texts before; serve one model, or name it as writer.model"
+                    )
                 self.known = _Known(kind, name, model)
             return self.known
 

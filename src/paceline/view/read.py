@@ -93,7 +93,7 @@ _FILES: dict[str, tuple[Any, Callable[[Any], Page]]] = {
 
 def _of_file(path: Path) -> Page:
     found = read_json(path, f"give {_WANTED}")
-    kind = found.get("kind") if isinstance(found, dict) else None
+    kind = str(found.get("kind")) if isinstance(found, dict) else ""
     if kind not in _FILES:
         raise UsageError(f"{path} is not a result that has a report; give {_WANTED}")
     model, page = _FILES[kind]

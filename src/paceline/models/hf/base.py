@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.sampling import BANNED_LOGIT
-from paceline.errors import ModelLoadError, SlowerWarning
+from paceline.errors import ModelLoadError, SlowerWarning, shorten
 from paceline.models.compatibility import written_vocabulary
 from paceline.models.contract import Texts
 from paceline.models.hf.architectures import context_length, source_length
@@ -201,13 +201,18 @@ def _last_token(tokenizer: PreTrainedTokenizerBase, _size: int, read: bool) -> i
 
 
 def stop_tokens(hf: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> tuple[int, ...]:
-    """Tokens that end a text: those of the first source that names any."""
+    """Tokens that end a text: those of the first source that names any; raises ModelLoadError."""
     text_config = hf.config.get_text_config(decoder=True)
     for source in (hf.generation_config, hf.config, text_config, tokenizer):
         found = getattr(source, "eos_token_id", None)
         if isinstance(found, int):
             return (found,)
         if found:
+            if not (isinstance(found, list | tuple) and all(isinstance(one, int) for one in found)):
+                raise ModelLoadError(
+                    f"the model has {shorten(repr(found))} as eos_token_id; wanted a token id or a "
+                    "list of them"
+                )
             return tuple(found)
     return ()
 
