@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
+from pyarrow import compute, parquet
 
 from paceline.config import load_config
 from paceline.follow import FollowConfig, follow
@@ -128,14 +129,16 @@ def config(target: str | Path, draft: Path, seconds: float) -> FollowConfig:
 def daily(settings: FollowConfig, start: Path, day: int) -> Path:
     """The draft that is aligned at the end of a day, on what the store has then."""
     output = FOLDER / f"daily-{day}"
-    align(settings.align_config(start, FOLDER / "follow" / "store", output), resume=True)
+    align(settings.align_config(start, FOLDER / "follow" / "store.parquet", output), resume=True)
     return output / "draft"
 
 
 def line_of(found: Round, drafts: dict[str, Path], settings: FollowConfig) -> dict[str, Any]:
     """Tokens per target call on the answers of a round: as served, and of the other drafts."""
-    number = found.taken.number
-    judge = Judge(settings, FOLDER / "follow" / "store" / f"{number:06d}.parquet")
+    number, texts = found.taken.number, FOLDER / "round.parquet"
+    table = parquet.read_table(FOLDER / "follow" / "store.parquet")
+    parquet.write_table(table.filter(compute.field("round") == number), texts)
+    judge = Judge(settings, texts)
     line = {"round": number, "requests": found.taken.num_requests, "decision": found.decision}
     line |= {"serving": found.serving, "followed": found.compared[0].block_efficiency}
     return line | {name: judge.calls(path).block_efficiency for name, path in drafts.items()}

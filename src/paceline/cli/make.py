@@ -137,7 +137,8 @@ def follow(rounds: "list[Round]", config: "FollowConfig") -> "Shown":
     for found in rounds:
         yield from round_lines(found)
     if not rounds:
-        yield f"fewer than {config.least_requests} new requests in {config.log.path}: nothing done"
+        wanted = f"{config.least_requests} different new prompts"
+        yield f"nothing was done: {config.log.path} has fewer than {wanted}"
     return int(any(found.alarms for found in rounds))
 
 

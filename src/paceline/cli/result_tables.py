@@ -259,7 +259,7 @@ def round_lines(found: Round) -> Iterator[RenderableType]:
     taken, own, *others = found.taken, *found.compared
     new = [f"{taken.num_requests:,} requests, {taken.num_answered} answered again"]
     if taken.num_unreadable:
-        new.append(f"{taken.num_unreadable} not read: {taken.fault or 'the template refuses them'}")
+        new.append(f"{taken.num_unreadable} not read, as {taken.fault}")
     words = f"{own.block_efficiency:.2f} tokens per target call with {own.draft}"
     if own.speedup is not None:
         words += f", expected {own.speedup:.2f}x"

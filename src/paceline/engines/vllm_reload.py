@@ -30,5 +30,6 @@ class DraftReload:
         settings = self.vllm_config.speculative_config.draft_model_config
         config = replace(self.vllm_config, model_config=settings, quant_config=None)
         reload = importlib.import_module("vllm.model_executor.model_loader.reload.inplace")
-        reload.reload_weights(config, model, None, directory, is_checkpoint_format=True)
+        with importlib.import_module("vllm.config").set_current_vllm_config(config):
+            reload.reload_weights(config, model, None, directory, is_checkpoint_format=True)
         return directory

@@ -15,6 +15,7 @@ from paceline.engines.kinds import EngineName
 from paceline.errors import ConfigError
 from paceline.follow.log import LogConfig
 from paceline.measure.engine_costs import read_costs
+from paceline.models.compatibility import check_fits
 from paceline.permissions import PROGRAMS, allowed
 from paceline.records import RunDirectory
 from paceline.train.config import AlignConfig
@@ -45,10 +46,9 @@ class Judging(StrictModel):
 
     Attributes:
         error_rate: Probability that ever, in all rounds together, a draft is served or brought back
-            that needs no fewer target calls than the one it replaces.
+            by a test that saves no target calls on average, if requests are independent.
         num_speculative_tokens: Tokens drafted per block, as served.
-        sampling: Sampling of the compared distributions. With the log probabilities of a server,
-            the temperature is 1 without filters.
+        sampling: Sampling of the target's answers, as served.
         most_rounds: A draft that has less than half of the evidence that it needs after this many
             rounds is dropped; the next one starts from it unless it costs target calls.
         costs: File from `measure --engine --write-costs`, to give speedups; null: none are given.
@@ -95,7 +95,7 @@ class FollowConfig(StrictModel):
 
     Attributes:
         target: Hub id, directory or GGUF file of the served target; with a server as writer, its
-            tokenizer, last norm and head are enough.
+            configuration and tokenizer, and for hidden states last norm and head, are enough.
         draft: The first draft that is served; it is not changed.
         log: Logged requests.
         output: Directory with all rounds; a round that was stopped resumes. `output/draft` is the
@@ -110,9 +110,10 @@ class FollowConfig(StrictModel):
         serving: The engine.
         rounds: Number of rounds, if the log has requests for them.
         num_answers: Requests per round that the target answers again, to judge and to train on.
-        least_requests: A round begins when this many new requests are logged.
-        requests_per_round: Read at most this many requests in a round, to replay a log; null: all.
-        max_prompt_tokens: Maximum prompt length; prompts keep their last tokens.
+        least_requests: A round begins when this many different new prompts are logged.
+        requests_per_round: Read at most this many different prompts in a round, to replay a log;
+            null: all.
+        max_prompt_tokens: Maximum prompt length; prompts keep their last tokens, texts their first.
         max_new_tokens: Maximum number of tokens per answer.
         batch_size: Answers generated per batch.
     """
@@ -136,13 +137,6 @@ class FollowConfig(StrictModel):
     batch_size: int = Field(default=32, ge=1)
     seed: int = 0
 
-    @model_validator(mode="before")
-    @classmethod
-    def _accept_a_log(cls, values: Any) -> Any:
-        if isinstance(values, dict) and isinstance(values.get("log"), str):
-            return values | {"log": {"path": values["log"]}}
-        return values
-
     @model_validator(mode="after")
     def _fits_together(self) -> FollowConfig:
         if not self.writer.hidden_states and not self.writer.top_logprobs:
@@ -150,10 +144,17 @@ class FollowConfig(StrictModel):
                 "the writer records nothing to learn from; set writer.hidden_states or "
                 "writer.top_logprobs"
             )
-        if not self.writer.hidden_states and self.judging.sampling != SamplingParams():
+        if not self.writer.hidden_states and self.serving.to == "transformers":
             raise ValueError(
-                "judging.sampling needs writer.hidden_states: the most likely tokens alone give no "
-                "other distribution than that of temperature 1"
+                "transformers samples its drafts, which are judged by writer.hidden_states alone"
+            )
+        if self.judging.sampling.repetition_penalty != 1:
+            raise ValueError("judging.sampling.repetition_penalty must be 1")
+        most = self.requests_per_round
+        if most is not None and most < self.least_requests:
+            raise ValueError(
+                f"requests_per_round {most} is below least_requests {self.least_requests}; no "
+                "round would begin"
             )
         if taken := [key for key in _SET_HERE if key in self.align]:
             raise ValueError(f"align.{taken[0]} is set by the round; remove it")
@@ -202,7 +203,10 @@ class FollowConfig(StrictModel):
         if self.judging.costs is not None:
             gammas = (self.judging.num_speculative_tokens,)
             read_costs(self.judging.costs).usable(gammas, self.judging.concurrency)
-        checks.pair(self.target, self.draft)
+        lengths = self.max_prompt_tokens, self.max_new_tokens
+        models: list[Any] = checks.pair(self.target, self.draft)
+        for model in models:
+            check_fits(model, *lengths, ("max_prompt_tokens", "max_new_tokens"), str(model.path))
         checks.key(self.writer)
         found = self.log.files()
         checks.lines.append(f"log: {self.log.path}, {len(found)} files")

@@ -1,7 +1,7 @@
-"""Compares drafts on the target's answers to requests that none of them was trained on.
+"""Compares drafts on the target's answers to requests that came later than their training.
 
 A draft's figure on a text is the expected number of target calls that it takes to decode it, given
-the target's states, or its log probabilities of the text's tokens.
+the target's probabilities from its states, or else the text alone.
 """
 
 # N texts, B and T as in text_scores
@@ -19,6 +19,7 @@ from paceline.core.text_scores import TextScores
 from paceline.data.collate import batches_of_like_length, collate
 from paceline.data.examples import Lengths, build_examples
 from paceline.data.prompts import read_records
+from paceline.engines.kinds import KINDS
 from paceline.errors import PromptError
 from paceline.models import load_model
 from paceline.models.compatibility import check_same_tokenizer, check_same_vocabulary
@@ -58,7 +59,10 @@ class Calls(NamedTuple):
 
 
 class Judge:
-    """Scores drafts on the target's recorded texts in a directory."""
+    """Scores drafts on the target's recorded texts in a directory or file.
+
+    Drafting is the engine's, which is greedy unless it always samples, as transformers does.
+    """
 
     def __init__(self, config: FollowConfig, texts: Path) -> None:
         """Read the texts, and the target's head if its states were recorded.
@@ -73,7 +77,7 @@ class Judge:
         self.rows = [
             row
             for row in build_examples(
-                read_records(str(texts)),
+                read_records(str(texts), skip_empty=True),
                 self.tokenizer,
                 Lengths(config.max_prompt_tokens, config.max_new_tokens),
                 recorded_states=states,
@@ -81,67 +85,50 @@ class Judge:
             if row.trained_from + 1 < len(row.tokens)
         ]
         if not self.rows:
-            raise PromptError(
-                f"no answer in {texts} has two tokens; raise max_new_tokens, or log other requests"
-            )
+            raise PromptError(f"no answer in {texts} has two tokens; look at the target's answers")
 
     def calls(self, draft: Path | str) -> Calls:
         """What the texts take with a draft; the texts of all drafts have the same order."""
         model = load_model(draft, dtype="float32")
-        judging, budget = self.config.judging, self.config.max_new_tokens
+        gamma, most = self.config.judging.num_speculative_tokens, self.config.max_new_tokens
         if self.head is None:
             check_same_tokenizer(self.tokenizer, model)
-            scores = _by_log_probs(self.rows, model)
-            given = judging.num_speculative_tokens, torch.tensor([budget])
-            return Calls(*scores.tokens_and_blocks(*given), scores.drafted_tokens(*given))
+            scores, budget = _by_greedy_tokens(self.rows, model), torch.tensor([most])
+            counts = scores.tokens_and_blocks(gamma, budget)
+            return Calls(*counts, scores.drafted_tokens(gamma, budget))
+        sampling = self.config.judging.sampling
         evaluator = AgreementEvaluator(
             self.head,
             self.rows,
-            judging.sampling,
-            gamma=judging.num_speculative_tokens,
+            sampling,
+            gamma=gamma,
             vocab_size=check_same_vocabulary(self.head, model),
-            max_new_tokens=budget,
+            max_new_tokens=most,
+            draft_sampling=KINDS[self.config.serving.to].proposals("greedy", sampling),
         )
         return Calls(*evaluator.blocks(model))
 
 
 @torch.no_grad()
-def _by_log_probs(rows: Sequence[TokenRow], draft: HfModel) -> TextScores:
-    """Survival of the texts' tokens, from the target's log probabilities of them.
+def _by_greedy_tokens(rows: Sequence[TokenRow], draft: HfModel) -> TextScores:
+    """Survival of the tokens with greedy drafts: 1 where the draft's best token is the text's.
 
-    For a token y from p, min(1, q(y)/p(y)) has the mean sum_v min(p, q). A token that is not among
-    the recorded ones gets the probability of the last of them, which is at least its own.
+    It has the mean p(argmax q) over texts from p, whatever p is, so the target is not needed.
     """
     width = max(len(row.tokens) - row.trained_from for row in rows)
     survival_NT, mask_NT = torch.zeros(len(rows), width), torch.zeros(len(rows), width).bool()
     for group in batches_of_like_length([len(row.tokens) for row in rows], _ROWS):
         batch = collate([rows[index] for index in group]).to(draft.device)
-        if batch.top is None:
-            raise PromptError("a text has no top_tokens; set writer.top_logprobs")
-        labels_K = batch.labels_BT[batch.mask_BT]
-        draft_logs_K = _log_prob_of(draft, draft.hidden(batch)[batch.mask_BT], labels_K)
-        is_it_KC = batch.top.tokens_NK == labels_K[:, None]
-        unused_KC = batch.top.tokens_NK < 0
-        least_K = batch.top.log_probs_NK.masked_fill(unused_KC, math.inf).amin(-1)
-        own_K = batch.top.log_probs_NK.masked_fill(~is_it_KC, -math.inf).amax(-1)
-        own_K = torch.where(is_it_KC.any(-1), own_K, least_K)
-        ratios = (draft_logs_K - own_K).clamp(max=0).exp().nan_to_num(0.0)
-        lengths = batch.mask_BT.sum(-1).tolist()
-        for index, values in zip(group, ratios.split(lengths), strict=True):
-            survival_NT[index, : len(values)] = values.cpu()
+        hidden_KD, limit = draft.hidden(batch)[batch.mask_BT], draft.draft_vocabulary
+        if limit is None:
+            best_K = draft.head.logits(hidden_KD, draft.vocab_size).argmax(-1)
+        else:
+            best_K = limit[draft.head.rows(limit).logits(hidden_KD).argmax(-1)]
+        same_K = (best_K == batch.labels_BT[batch.mask_BT]).float().cpu()
+        for index, values in zip(group, same_K.split(batch.mask_BT.sum(-1).tolist()), strict=True):
+            survival_NT[index, : len(values)] = values
             mask_NT[index, : len(values)] = True
     return TextScores(survival_NT, survival_NT, survival_NT, survival_NT, mask_NT)
-
-
-def _log_prob_of(draft: HfModel, hidden_KD: Tensor, tokens_K: Tensor) -> Tensor:
-    """The draft's log probability of each token; -inf for one that it does not propose."""
-    limit = draft.draft_vocabulary
-    if limit is None:
-        logs_KV = draft.head.log_probs(hidden_KD, draft.vocab_size)
-        return logs_KV.gather(-1, tokens_K[:, None])[:, 0]
-    places_KL = limit[None] == tokens_K[:, None]
-    logs_KL = draft.head.rows(limit).log_probs(hidden_KD)
-    return logs_KL.masked_fill(~places_KL, -math.inf).amax(-1)
 
 
 class Trial(StrictModel):
@@ -151,17 +138,13 @@ class Trial(StrictModel):
         draft: Name of the draft.
         number: Number of the test; see `core.betting.level_of`.
         rounds: Number of rounds in it.
-        num_texts: Number of texts in it.
-        log_for: Logarithms of the capitals that bet on the draft.
-        log_against: The same of those that bet against it.
+        log_capitals: Logarithms of the capitals that bet on the draft.
     """
 
     draft: str
     number: int
     rounds: int = 0
-    num_texts: int = 0
-    log_for: tuple[float, ...] = START
-    log_against: tuple[float, ...] = START
+    log_capitals: tuple[float, ...] = START
 
     def with_texts(self, own: Calls, other: Calls, most: int) -> Trial:
         """The test after the texts of a round.
@@ -170,27 +153,12 @@ class Trial(StrictModel):
         its mean is above 0 if, and only if, the draft saves target calls. `most`: tokens of a text.
         """
         saved = ((other.blocks_N - own.blocks_N) / most).tolist()
-        return self.model_copy(
-            update={
-                "rounds": self.rounds + 1,
-                "num_texts": self.num_texts + len(saved),
-                "log_for": after(self.log_for, saved),
-                "log_against": after(self.log_against, [-one for one in saved]),
-            }
-        )
+        capitals = after(self.log_capitals, saved)
+        return self.model_copy(update={"rounds": self.rounds + 1, "log_capitals": capitals})
 
     def evidence(self, error_rate: float) -> tuple[float, float]:
-        """Logarithm of the capital that bets on the draft, and what it needs."""
-        return log_evidence(self.log_for), -math.log(level_of(self.number, error_rate))
-
-    def is_better(self, error_rate: float) -> bool:
-        """True if it is shown, at the level of the test, that the draft saves target calls."""
-        found, needed = self.evidence(error_rate)
-        return found >= needed
-
-    def is_worse(self, error_rate: float) -> bool:
-        """True if it is shown at this rate, in this test alone, that it costs target calls."""
-        return log_evidence(self.log_against) >= -math.log(error_rate)
+        """Logarithm of the capital, and what it needs."""
+        return log_evidence(self.log_capitals), -math.log(level_of(self.number, error_rate))
 
 
 def calls_ratio(own: Calls, other: Calls) -> Interval:

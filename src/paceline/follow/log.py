@@ -10,27 +10,30 @@ import functools
 import glob
 import heapq
 import json
+import os
 import re
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, NamedTuple
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from paceline.config import Options, StrictModel
 from paceline.data.prompts import CorpusConfig, record_of
 from paceline.errors import PromptError
 from paceline.fingerprints import short_hash
+from paceline.models.chat_text import HALF_PAIR
 from paceline.rng import hashed
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
-_PLACES = ((), ("request",), ("body",), ("request", "body"))  # of a request in a row
-_KEPT = ("messages", "prompt", "text", "tools", "chat_template_kwargs")
-_REDACTED = "[REDACTED]"
 CORPUS = CorpusConfig(path="log")
 """Of rows of a log."""
+_PLACES = ("request.body", "request", "body", None)  # of a request in a row; None: the row itself
+_TEXTS = ("messages", "prompt", "text")
+_REDACTED = "[REDACTED]"
+_TAIL = 1024  # bytes before a position, by which a file is known again
 
 
 def _pattern(text: str) -> str:
@@ -47,19 +50,24 @@ class LogConfig(StrictModel):
     Attributes:
         path: A file, or a pattern such as `logs/*.jsonl`. A line has `messages`, `prompt` or
             `text`, or has them in `request`, `body` or `request.body`, as OpenAI-compatible access
-            logs do. Files may grow and be renamed, if the pattern has the new name, too.
+            logs do. Files may grow, and be renamed or copied if the pattern has the new name, too;
+            compressed ones are not read.
         slice: Key of a request's slice, such as `request.model`; the store keeps as many texts of
             each. Unset: all are of one.
         time: Key of its time, in seconds since 1970 or as ISO 8601; unset: when it is read.
         redact: Regular expressions; their matches in prompts are replaced before anything is
-            written.
+            written. Prompts of token ids are not read then.
     """
 
-    kind: Literal["json_lines"] = "json_lines"
     path: Annotated[str, Options()] = Field(min_length=1)
     slice: str | None = None
     time: str | None = None
     redact: tuple[Annotated[str, AfterValidator(_pattern)], ...] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _accept_a_path(cls, value: Any) -> Any:
+        return {"path": value} if isinstance(value, str) else value
 
     def files(self) -> list[Path]:
         """The files, those that were changed earlier first."""
@@ -87,15 +95,19 @@ class Read(NamedTuple):
     """What was read of a log.
 
     Attributes:
-        positions: Bytes that are read, by the identity of a file.
+        positions: Bytes that are read of each file, by a hash of the last of them.
         num_requests: Number of prompts.
-        faults: What is wrong with lines without a prompt.
+        num_new: Number of different ones that may be chosen.
+        num_faults: Number of lines without a prompt that can be read.
+        fault: Place of the first of them.
         chosen: A uniform sample of the different prompts, in the order of the log.
     """
 
     positions: dict[str, int]
     num_requests: int
-    faults: list[str]
+    num_new: int
+    num_faults: int
+    fault: str
     chosen: list[Logged]
 
 
@@ -112,7 +124,7 @@ def read(
     """Read new lines, and choose at most `count` prompts.
 
     Chosen are the prompts with the smallest hash of `key` and prompt: a uniform sample of the
-    different prompts, in memory of the size of the sample.
+    different prompts, whose texts alone are in memory.
 
     Args:
         config: The log.
@@ -120,85 +132,107 @@ def read(
         count: Size of the sample.
         key: Key of the hash; another key is another sample.
         now: Time of requests without one.
-        most: Read at most this many prompts; None: all.
+        most: Read at most this many different prompts; None: all.
         without: Digests of prompts that are not chosen.
     """
-    ends, faults, num_requests = dict(positions), list[str](), 0
+    ends, fault, num_faults, num_requests = dict[str, int](), "", 0, 0
     heap, known = list[tuple[int, int, Logged]](), set(without)
-    for line, where, file, end in _lines(config, positions):
-        found: list[Logged] = []
-        try:
-            found += _prompts(config, line, where, now)
-        except PromptError as error:
-            faults.append(str(error))
-        for logged in found:
-            num_requests += 1
-            if logged.digest in known:
-                continue
-            known.add(logged.digest)
-            entry = -hashed(f"{key}\x1f{logged.digest}"), num_requests, logged
-            (heapq.heappush if len(heap) < count else heapq.heappushpop)(heap, entry)
-        ends[file] = end
-        if most is not None and num_requests >= most:
-            break
-    chosen = [logged for _, _, logged in sorted(heap, key=lambda entry: entry[1])]
-    return Read(ends, num_requests, faults, chosen)
-
-
-def _lines(
-    config: LogConfig, positions: Mapping[str, int]
-) -> Iterator[tuple[bytes, str, str, int]]:
-    """Whole new lines, their places, files and ends; a file that became shorter is read again."""
     for path in config.files():
         try:
             with path.open("rb") as stream:
-                status = path.stat()
-                file = f"{status.st_dev}-{status.st_ino}"
-                begin = positions.get(file, 0)
-                end = begin if begin <= status.st_size else 0
-                stream.seek(end)
+                stream.seek(begin := _begin(stream, {**positions, **ends}))
+                end = begin
                 for line in stream:
-                    if not line.endswith(b"\n"):
-                        break  # it is being written
-                    where, end = f"{path} at byte {end}", end + len(line)
-                    if line.strip():
-                        yield line, where, file, end
+                    enough = most is not None and len(known) - len(without) >= most
+                    if enough or not line.endswith(b"\n"):  # it is being written
+                        break
+                    found: list[Logged] = []
+                    try:
+                        found += _prompts(config, line, now) if line.strip() else ()
+                    except (PromptError, RecursionError, OverflowError):
+                        num_faults += 1
+                        fault = fault or f"{path} at byte {end}"
+                    end += len(line)
+                    num_requests += len(found)
+                    for logged in found:
+                        if logged.digest in known:
+                            continue
+                        known.add(logged.digest)
+                        entry = -hashed(f"{key}\x1f{logged.digest}"), len(known), logged
+                        (heapq.heappush if len(heap) < count else heapq.heappushpop)(heap, entry)
+                if end:
+                    ends[_mark(stream, end)] = end
         except OSError as error:
             raise PromptError(f"cannot read {path} ({error.strerror}); name a log") from None
+    chosen = [logged for _, _, logged in sorted(heap, key=lambda entry: entry[1])]
+    return Read(ends, num_requests, len(known) - len(without), num_faults, fault, chosen)
 
 
-def _prompts(config: LogConfig, line: bytes, where: str, now: float) -> Iterator[Logged]:
-    """The prompts of a line; a request for completions may have several."""
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        row = None
-    if not isinstance(row, dict):
-        raise PromptError(f"{where} is not a JSON object")
-    request = next((one for keys in _PLACES if (one := _request(row, keys)) is not None), None)
+def _begin(stream: BinaryIO, positions: Mapping[str, int]) -> int:
+    """How far a file is read: up to the last known position behind the bytes that were there.
+
+    So a file is known under any name, and one that was emptied and has grown again is another.
+    """
+    size = os.fstat(stream.fileno()).st_size
+    known = (end for mark, end in positions.items() if end <= size and _mark(stream, end) == mark)
+    return max(known, default=0)
+
+
+def _mark(stream: BinaryIO, end: int) -> str:
+    """Hash of a position and the bytes before it."""
+    stream.seek(max(0, end - _TAIL))
+    return short_hash([str(end), stream.read(min(end, _TAIL))])
+
+
+def _prompts(config: LogConfig, line: bytes, now: float) -> Iterator[Logged]:
+    """The prompts of a line; a request for completions may have several.
+
+    Raises:
+        PromptError: it has none that can be read. Its message may have text of the line.
+    """
+    row = _parsed(line)
+    places = (_at(row, place) for place in _PLACES)
+    request = next((one for one in map(_parsed, places) if one.keys() & {*_TEXTS}), None)
     if request is None:
-        raise PromptError(f"{where} has no messages, prompt or text; name other files in log.path")
-    name, time = _at(row, config.slice), _seconds(_at(row, config.time), now)
+        raise PromptError("no messages, prompt or text")
+    name = _at(row, config.slice) if config.slice else None
+    name = "" if name is None else _redacted(str(name), config.redact)
+    time = _seconds(_at(row, config.time), now) if config.time else now
     for prompt in _batch(request.get("prompt")):
+        if isinstance(prompt, list) and config.redact and not isinstance(prompt[0], dict):
+            raise PromptError("a prompt of token ids cannot be redacted")
         own = request if prompt is None else request | {"prompt": prompt}
-        kept = {key: own[key] for key in _KEPT if own.get(key) is not None}
+        kept = {key: own[key] for key in (*_TEXTS, "tools") if own.get(key) is not None}
+        if switches := _switches(own.get("chat_template_kwargs")):
+            kept["chat_template_kwargs"] = switches
         kept = _redacted(_unanswered(kept), config.redact)
-        record_of(kept, where, CORPUS)
-        digest = short_hash([json.dumps(kept, sort_keys=True)])
-        yield Logged(digest, "" if name is None else str(name), time, kept)
+        text = json.dumps(kept, sort_keys=True, ensure_ascii=False)
+        if HALF_PAIR.search(text):
+            raise PromptError("half of a UTF-16 pair")
+        record_of(kept, "log", CORPUS)
+        yield Logged(short_hash([text]), name, time, kept)
 
 
-def _request(row: Any, keys: tuple[str, ...]) -> dict[str, Any] | None:
-    for key in keys:
-        row = row.get(key) if isinstance(row, dict) else None
-    wanted = isinstance(row, dict) and not row.keys().isdisjoint(("messages", "prompt", "text"))
-    return row if wanted else None
+def _parsed(value: Any) -> dict[str, Any]:
+    """An object, or the text of one; empty for anything else."""
+    if isinstance(value, str | bytes):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            return {}
+    return value if isinstance(value, dict) else {}
 
 
 def _batch(prompt: Any) -> list[Any]:
     """Texts, or texts as tokens, of a batch; messages are one prompt, as is a list of tokens."""
     several = isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], str | list)
-    return prompt if several else [prompt]
+    return prompt if several else [prompt or None]
+
+
+def _switches(arguments: Any) -> dict[str, Any]:
+    """Arguments of a template that are switches: a request may not bring a template of its own."""
+    given = arguments if isinstance(arguments, dict) else {}
+    return {name: value for name, value in given.items() if isinstance(value, bool)}
 
 
 def _unanswered(row: dict[str, Any]) -> dict[str, Any]:
@@ -212,25 +246,26 @@ def _unanswered(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _redacted(value: Any, patterns: tuple[str, ...]) -> Any:
-    """A value whose texts have no match; keys, such as role, and their names are as they were."""
+    """A value whose texts have no match; names of keys are as they were."""
     match value:
         case str():
             return functools.reduce(lambda text, one: re.sub(one, _REDACTED, text), patterns, value)
         case list():
             return [_redacted(one, patterns) for one in value]
         case dict():
-            return {k: v if k == "role" else _redacted(v, patterns) for k, v in value.items()}
+            return {key: _redacted(one, patterns) for key, one in value.items()}
     return value
 
 
 def _at(row: Any, dotted: str | None) -> Any:
+    """The value of a nested key, None if there is none; without a key, the row itself."""
     for key in dotted.split(".") if dotted else ():
-        row = row.get(key) if isinstance(row, dict) else None
-    return row if dotted else None
+        row = _parsed(row).get(key)
+    return row
 
 
 def _seconds(value: Any, now: float) -> float:
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    if isinstance(value, int | float):
         return float(value)
     try:
         return datetime.fromisoformat(value).timestamp() if isinstance(value, str) else now

@@ -5,10 +5,10 @@ draft on these answers with the draft that an earlier round trained, swaps or dr
 the next one. Each part of a round ends with a file that is written in one step, so that a command
 that runs again goes on behind the last whole part:
 
-    rounds/000007/requests.jsonl, taken.json     the requests, and how far the log is read
-    rounds/000007/text/                          the target's answers, a run of generate-data
+    rounds/000007/prompts.jsonl, taken.json      the requests, and how far the log is read
+    rounds/000007/text-HASH/                     the target's answers, a run of generate-data
     rounds/000007/judged.json                    the decision
-    rounds/000007/run/                           the next draft, a run of align
+    rounds/000007/run-HASH/                      the next draft, a run of align
     rounds/000007/round.json                     the whole round
 """
 
@@ -18,7 +18,7 @@ import json
 import shutil
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from paceline.config import StrictModel, read_result
 from paceline.core.bootstrap import Interval
@@ -28,10 +28,11 @@ from paceline.data.prompts import record_of
 from paceline.data.tokens import asked, encode_prompt
 from paceline.engines.contract import BlockCounts
 from paceline.errors import PromptError
+from paceline.fingerprints import short_hash
 from paceline.follow.judge import Calls, Judge, Trial, calls_ratio
 from paceline.follow.log import CORPUS, Logged, read
-from paceline.follow.serving import LINK, counts, serve
-from paceline.follow.store import TextStore
+from paceline.follow.serving import counts, serve
+from paceline.follow.store import Kept, TextStore
 from paceline.measure.engine_costs import read_costs
 from paceline.models.loading import fingerprint_if_there, load_tokenizer
 from paceline.progress import silent
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
 INITIAL = "initial"
 """Name of the first draft."""
 _FIXED = ("draft", "seed")  # keys that may not change from round to round
-_REQUESTS, _PROMPTS = "requests.jsonl", "prompts.jsonl"
+_PROMPTS = "prompts.jsonl"
 _COMMAND = "paceline follow"
 _LEAST_DRAFTED = 1000  # tokens that an engine must have drafted, to compare its shares
 
@@ -84,17 +85,15 @@ class Taken(StrictModel):
 
     Attributes:
         number: Of the round.
-        time: When they were read, in seconds since 1970.
         positions: How far the log is read; see `log.Read`.
         num_requests: Number of logged prompts.
         num_unreadable: Number of lines and prompts that cannot be read.
-        fault: What is wrong with the first of them.
+        fault: Place of the first of them.
         num_answered: Number of prompts that the target answers.
         counts: The engine's counters.
     """
 
     number: int
-    time: float
     positions: dict[str, int]
     num_requests: int
     num_unreadable: int
@@ -117,21 +116,23 @@ class Round(StrictModel):
         share: Accepted / drafted tokens of the engine since the last round; None: not known.
         reference: What `share` is compared with: that of the first round of the served draft.
         share_before: Share of the draft that was replaced.
+        counts: The engine's counters at the end of the round.
         num_tests: Number of tests so far.
         start: Name of the draft that the next one starts from.
         alarms: What a person should look at.
     """
 
     taken: Taken
-    decision: Decision
-    serving: str
-    compared: tuple[Compared, ...]
+    decision: Decision = "first"
+    serving: str = INITIAL
+    compared: tuple[Compared, ...] = ()
     trial: Trial | None = None
     evidence: tuple[float, float] | None = None
     watch: Trial | None = None
     share: float | None = None
     reference: float | None = None
     share_before: float | None = None
+    counts: BlockCounts | None = None
     num_tests: int = 0
     start: str = INITIAL
     alarms: tuple[str, ...] = ()
@@ -154,21 +155,14 @@ def follow(config: FollowConfig, *, progress: Progress = silent) -> list[Round]:
     begun = (config.output / "rounds").exists()
     may_change = set(type(config).model_fields) - set(_FIXED)
     run.check(config, begun=begun, resume=True, may_change=may_change)
+    run.resumed = None  # templates write the date of each round, not that of the first
     done: list[Round] = []
     with run.alone():
         run.write_manifest(config)
-        if not (config.output / LINK).is_symlink():
-            serve(config, INITIAL, config.draft)
         follower = Follower(config, progress)
         while len(done) < config.rounds and (found := follower.round()) is not None:
             done.append(found)
     return done
-
-
-def finished(output: Path) -> list[Round]:
-    """All finished rounds in the output of `follow`, in order; raises ConfigError."""
-    files = sorted(output.glob("rounds/*/round.json"))
-    return [read_result(Round, file, _COMMAND) for file in files]
 
 
 class Follower:
@@ -176,9 +170,12 @@ class Follower:
 
     def __init__(self, config: FollowConfig, progress: Progress = silent) -> None:
         self.config, self.progress = config, progress
-        self.store = TextStore(config.output / "store", config.store)
-        self.last = (finished(config.output)[-1:] or [None])[0]
+        self.store = TextStore(config.output / "store.parquet", config.store)
+        files = sorted(config.output.glob("rounds/*/round.json"))
+        self.last = read_result(Round, files[-1], _COMMAND) if files else None
         self._clean()  # the last round may have been stopped while it did
+        serving = INITIAL if self.last is None else self.last.serving
+        serve(config, serving, self._model(serving))
 
     def round(self) -> Round | None:
         """Run or continue one round; None: too few new requests are logged."""
@@ -187,57 +184,56 @@ class Follower:
         taken = self._taken(folder, number)
         if taken is None:
             return None
-        requests = [Logged(**json.loads(line)) for line, _ in read_lines(folder / _REQUESTS)]
-        self._same_settings(folder)
-        generate = self.config.generate_config(folder / _PROMPTS, folder / "text", number)
-        generate_data(generate, resume=True, progress=self.progress)
-        found = self._judged(folder, taken)
-        serve(self.config, found.serving, self._model(found.serving))
-        texts = sorted((folder / "text" / "data").glob("*.parquet"))
         target = fingerprint_if_there(self.config.target)
-        self.store.add(number, texts, requests, taken.time, target)
+        generate = self.config.generate_config(folder / _PROMPTS, folder / "text", number)
+        text = folder / f"text-{short_hash([target, config_hash(generate)])}"
+        generate = generate.model_copy(update={"output": text})
+        generate_data(generate, resume=True, progress=self.progress)
+        found = self._judged(folder, taken, text / "data")
+        serve(self.config, found.serving, self._model(found.serving))
+        writer = self.config.writer
+        origin = f"{target} {writer.hidden_states} {writer.top_logprobs}"
+        rows = (json.loads(line) for line, _ in read_lines(folder / _PROMPTS))
+        kept = [Kept(row["id"], row["slice"], row["time"], number, origin) for row in rows]
+        self.store.add(sorted((text / "data").glob("*.parquet")), kept)
         if found.trial is None:
-            found = self._trained(folder, found)
-        _write(folder / "round.json", found)
-        self.last = found
+            found = self._trained(folder, found, target)
+        self.last = found.model_copy(update={"counts": counts(self.config)})
+        _write(folder / "round.json", self.last)
         self._clean()
-        return found
+        return self.last
 
     def _folder(self, number: int) -> Path:
         return self.config.output / "rounds" / f"{number:06d}"
 
     def _taken(self, folder: Path, number: int) -> Taken | None:
         """The round's requests; reads the log unless that is done."""
-        file = folder / "taken.json"
+        file, config = folder / "taken.json", self.config
         if file.exists():
             return read_result(Taken, file, _COMMAND)
-        config, now = self.config, time.time()
         found = read(
             config.log,
             {} if self.last is None else self.last.taken.positions,
             config.num_answers,
             key=f"{config.seed}\x1f{number}",
-            now=now,
+            now=time.time(),
             most=config.requests_per_round,
             without={one.digest for one in self.store.read()},
         )
         self.progress("reading the log", found.num_requests, found.num_requests)
         chosen = list(self._readable(found.chosen))
-        if found.num_requests < config.least_requests or not chosen:
+        if found.num_new < config.least_requests or not chosen:
             return None
-        for name, rows in (
-            (_REQUESTS, [one._asdict() for one in chosen]),
-            (_PROMPTS, [one.row | {"id": one.digest} for one in chosen]),
-        ):
-            lines = (json.dumps(row) + "\n" for row in rows)
-            atomic_write_text(folder / name, "".join(lines))
+        rows = (
+            one.row | {"id": one.digest, "slice": one.slice, "time": one.time} for one in chosen
+        )
+        atomic_write_text(folder / _PROMPTS, "".join(json.dumps(row) + "\n" for row in rows))
         taken = Taken(
             number=number,
-            time=now,
             positions=found.positions,
             num_requests=found.num_requests,
-            num_unreadable=len(found.faults) + len(found.chosen) - len(chosen),
-            fault=found.faults[0] if found.faults else "",
+            num_unreadable=found.num_faults + len(found.chosen) - len(chosen),
+            fault=found.fault or "the chat template refuses a chat",
             num_answered=len(chosen),
             counts=counts(config),
         )
@@ -255,29 +251,22 @@ class Follower:
                 continue
             yield one
 
-    def _same_settings(self, folder: Path) -> None:
-        """Remove what an earlier start of the round made with other settings."""
-        file, now = folder / "settings", config_hash(self.config)
-        if file.exists() and file.read_text("utf-8") != now:
-            for name in ("text", "run"):
-                shutil.rmtree(folder / name, ignore_errors=True)
-        atomic_write_text(file, now)
-
-    def _judged(self, folder: Path, taken: Taken) -> Round:
+    def _judged(self, folder: Path, taken: Taken, texts: Path) -> Round:
         file = folder / "judged.json"
         if file.exists():
             return read_result(Round, file, _COMMAND)
-        found = self._decided(taken, Judge(self.config, folder / "text" / "data"))
+        found = self._decided(taken, Judge(self.config, texts))
         _write(file, found)
         return found
 
     def _share(self, taken: Taken) -> float | None:
         """Accepted / drafted tokens of the engine since the last round; None: not known."""
-        before = None if self.last is None else self.last.taken.counts
-        if taken.counts is None or before is None:
+        now, before = taken.counts, None if self.last is None else self.last.counts
+        if now is None or before is None:
             return None
-        restarted = taken.counts.num_drafted < before.num_drafted
-        since = taken.counts if restarted else taken.counts - before
+        since = now - before
+        if min(since.num_blocks, since.num_drafted, since.num_accepted) < 0:
+            since = now  # the engine was started again
         if since.num_drafted < _LEAST_DRAFTED:
             return None
         return since.num_accepted / since.num_drafted
@@ -285,48 +274,55 @@ class Follower:
     def _decided(self, taken: Taken, judge: Judge) -> Round:
         """Compare the drafts, and decide which one is served."""
         config, most, before = self.config.judging, self.config.max_new_tokens, self.last
+        found = Round(taken=taken) if before is None else before.model_copy()
         share = self._share(taken)
-        found = Round(taken=taken, decision="first", serving=INITIAL, compared=(), share=share)
-        if before is not None:
-            kept = ("serving", "trial", "watch", "reference", "share_before", "num_tests", "start")
-            found = found.model_copy(update={name: getattr(before, name) for name in kept})
         tests = [one for one in (found.trial, found.watch) if one is not None]
         names = [found.serving, *(one.draft for one in tests)]
         calls = {name: self._calls(judge, name, at, len(names)) for at, name in enumerate(names)}
         own = calls[found.serving]
-        compared = tuple(self._compared(name, each, own) for name, each in calls.items())
-        reference = share if found.reference is None else found.reference
-        values = {"compared": compared, "reference": reference}
-        values["alarms"] = self._alarms(share, reference, compared[0])
         trial, watch = (
             None if one is None else one.with_texts(calls[one.draft], own, most)
             for one in (found.trial, found.watch)
         )
-        values |= {"trial": trial, "watch": watch, "decision": "waiting" if trial else "first"}
-        swap = {"share_before": share, "reference": None, "trial": None}
+        compared = tuple(self._compared(name, each, own) for name, each in calls.items())
+        values: dict[str, Any] = {
+            "taken": taken,
+            "compared": compared,
+            "trial": trial,
+            "watch": watch,
+            "share": share,
+            "reference": found.reference or share,
+            "evidence": None,
+            "decision": "first" if trial is None else "waiting",
+        }
+        values["alarms"] = tuple(self._alarms(share, values["reference"], compared[0]))
+        swap = {"share_before": share, "reference": None, "trial": None, "watch": None}
         if watch is not None:
+            evidence, needed = watch.evidence(config.error_rate)
             fell = watch.rounds == 1 and self._is_below(share, found.share_before)
-            if fell or watch.is_better(config.error_rate):
-                back = {"decision": "brought back", "serving": watch.draft, "start": watch.draft}
-                evidence = watch.evidence(config.error_rate)
-                return found.model_copy(
-                    update=values | swap | back | {"watch": None, "evidence": evidence}
-                )
+            if evidence >= needed or (fell and found.decision == "swapped"):
+                swap |= {"decision": "brought back", "evidence": (evidence, needed)}
+                swap |= {"serving": watch.draft, "start": watch.draft}
+                return found.model_copy(update=values | swap)
+            if watch.rounds >= config.most_rounds:  # a fresh test finds what changes sooner
+                values |= self._next_test(found, "watch", watch.draft)
         if trial is None:
             return found.model_copy(update=values)
-        values["evidence"] = trial.evidence(config.error_rate)
-        if trial.is_better(config.error_rate):
-            test = found.num_tests + 1
-            values |= {"num_tests": test, "watch": Trial(draft=found.serving, number=test)}
-            values |= {"decision": "swapped", "serving": trial.draft, "start": trial.draft}
+        values["evidence"] = evidence, needed = trial.evidence(config.error_rate)
+        if evidence >= needed:
+            swap |= {"decision": "swapped", "serving": trial.draft, "start": trial.draft}
+            swap |= self._next_test(found, "watch", found.serving)
             return found.model_copy(update=values | swap)
-        worse = trial.is_worse(config.error_rate)
-        evidence, needed = values["evidence"]
-        if worse or (trial.rounds >= config.most_rounds and evidence < needed / 2):
-            helps = not worse and calls[trial.draft].blocks_N.sum() <= own.blocks_N.sum()
+        if trial.rounds >= config.most_rounds and evidence < needed / 2:
+            helps = calls[trial.draft].blocks_N.sum() <= own.blocks_N.sum()
             start = trial.draft if helps else found.serving
             values |= {"decision": "dropped", "start": start, "trial": None}
         return found.model_copy(update=values)
+
+    def _next_test(self, found: Round, name: str, draft: str) -> dict[str, Any]:
+        """A test with the next number."""
+        number = found.num_tests + 1
+        return {"num_tests": number, name: Trial(draft=draft, number=number)}
 
     def _calls(self, judge: Judge, name: str, at: int, count: int) -> Calls:
         self.progress("judging", at, count)
@@ -352,37 +348,30 @@ class Follower:
             return False
         return share < (1 - self.config.serving.most_drop) * reference
 
-    def _alarms(
-        self, share: float | None, reference: float | None, own: Compared
-    ) -> tuple[str, ...]:
+    def _alarms(self, share: float | None, reference: float | None, own: Compared) -> Iterator[str]:
         """What a person should look at, in words."""
-        found: list[str] = []
         if self._is_below(share, reference):
-            found.append(
-                f"the engine accepts {share:.3f} of the drafted tokens, {reference:.3f} before"
-            )
+            yield f"the engine accepts {share:.3f} of the drafted tokens, {reference:.3f} before"
         if self._is_below(share, own.accepted_share):
-            found.append(
+            yield (
                 f"the engine accepts {share:.3f} of the drafted tokens, {own.accepted_share:.3f} "
                 "are expected: it may serve another draft, target or temperature"
             )
         if own.speedup is not None and own.speedup < 1:
-            found.append(f"the expected speedup is {own.speedup:.2f}: serve without a draft")
-        return tuple(found)
+            yield f"the expected speedup is {own.speedup:.2f}: serve without a draft"
 
-    def _trained(self, folder: Path, found: Round) -> Round:
+    def _trained(self, folder: Path, found: Round, target: str) -> Round:
         """Train the draft of the next test."""
         name = folder.name
         kept = self._model(name)
         if not kept.exists():
-            start = self._model(found.start)
-            config = self.config.align_config(start, self.store.directory, folder / "run")
-            align(config, resume=True, progress=self.progress)
+            given = self._model(found.start), self.store.path
+            config = self.config.align_config(*given, folder / "run")
+            run = folder / f"run-{short_hash([target, config_hash(config)])}"
+            align(config.model_copy(update={"output": run}), resume=True, progress=self.progress)
             with atomic_directory(kept) as scratch:
-                shutil.copytree(folder / "run" / "draft", scratch, dirs_exist_ok=True)
-        test = found.num_tests + 1
-        trial = Trial(draft=name, number=test)
-        return found.model_copy(update={"trial": trial, "num_tests": test})
+                shutil.copytree(run / "draft", scratch, dirs_exist_ok=True)
+        return found.model_copy(update=self._next_test(found, "trial", name))
 
     def _model(self, name: str) -> Path:
         """Directory of a draft as it was trained."""
@@ -393,16 +382,18 @@ class Follower:
         if self.last is None:
             return
         folder = self._folder(self.last.taken.number)
-        for name in (_REQUESTS, _PROMPTS, "settings"):
-            (folder / name).unlink(missing_ok=True)
-        for name in ("text", "run"):
-            shutil.rmtree(folder / name, ignore_errors=True)
+        (folder / _PROMPTS).unlink(missing_ok=True)
         tests = (self.last.trial, self.last.watch)
         used = {self.last.serving, self.last.start, *(one.draft for one in tests if one)}
-        for kind in ("drafts", "served"):
-            for path in (self.config.output / kind).glob("*"):
-                if path.name not in used:
-                    shutil.rmtree(path, ignore_errors=True)
+        old = [*folder.glob("text-*"), *folder.glob("run-*")]
+        old += [
+            path
+            for kind in ("drafts", "served")
+            for path in (self.config.output / kind).glob("*")
+            if path.name not in used
+        ]
+        for path in old:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _write(path: Path, content: StrictModel) -> None:

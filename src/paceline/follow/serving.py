@@ -22,22 +22,12 @@ if TYPE_CHECKING:
     from paceline.follow.config import FollowConfig, Serving
 
 LINK = "draft"
+_TOLD = ".told"  # has the name of the draft that the engine was told of
 _PREFIXES = ("vllm:", "llamacpp:")  # of counters
-_TOLD = ".told"  # the name of the draft that the engine was told of
-_RELOAD = {"method": "reload_draft"}
+_RESTART_S = 900
 
 
-def export_of(config: FollowConfig, name: str, model: str | Path) -> Path:
-    """The export of a draft with this name, which is made if it is not there."""
-    path = config.output / "served" / name
-    if not path.exists():
-        gamma = config.judging.num_speculative_tokens
-        given = {"to": config.serving.to, "out": path, "num_speculative_tokens": gamma}
-        export(ExportConfig(model=str(model), target=config.target, **given))
-    return path
-
-
-def serve(config: FollowConfig, name: str, model: str | Path) -> None:
+def serve(config: FollowConfig, name: str, model: Path) -> None:
     """Export a draft, let the link name it, and tell the engine; does nothing once that is done.
 
     The engine is not told of the first draft, with which it is started.
@@ -47,16 +37,20 @@ def serve(config: FollowConfig, name: str, model: str | Path) -> None:
         StorageError: the link cannot be written.
     """
     link, told = config.output / LINK, config.output / _TOLD
-    before = told.read_text("utf-8") if told.exists() else None
-    if before == name:
-        return
-    path = export_of(config, name, model)
-    scratch = link.with_name(f".{LINK}.new")
-    with storage_errors(link):
-        scratch.unlink(missing_ok=True)
-        scratch.symlink_to(Path("served") / path.name)
-        scratch.replace(link)
-    if before is not None:
+    before = told.read_text("utf-8") if told.exists() else name
+    path = Path("served") / name / LINK  # a GGUF file in it has the name of its directory
+    out = config.output / path
+    if not out.exists():
+        gamma = config.judging.num_speculative_tokens
+        given = {"to": config.serving.to, "out": out, "num_speculative_tokens": gamma}
+        export(ExportConfig(model=str(model), target=config.target, **given))
+    if not link.is_symlink() or link.readlink() != path:
+        scratch = link.with_name(f".{LINK}.new")
+        with storage_errors(link):
+            scratch.unlink(missing_ok=True)
+            scratch.symlink_to(path)
+            scratch.replace(link)
+    if before != name:
         _tell(config.serving, link)
     atomic_write_text(told, name)
 
@@ -64,29 +58,39 @@ def serve(config: FollowConfig, name: str, model: str | Path) -> None:
 def _tell(serving: Serving, link: Path) -> None:
     if serving.reload_url is not None:
         with closing(Client(serving.reload_url)) as client:
-            client.ask("POST", "/collective_rpc", _RELOAD | {"args": [str(link.resolve())]})
-    if serving.restart:
-        try:
-            done = subprocess.run(serving.restart, capture_output=True, text=True, check=False)
-        except OSError as error:
-            raise EngineError(
-                f"{serving.restart[0]} cannot be started ({error.strerror}); correct "
-                "serving.restart and run again"
-            ) from None
-        if done.returncode:
-            said = " ".join(done.stderr.split())[-200:]
-            raise EngineError(
-                f"{serving.restart[0]} ended with code {done.returncode} ({said}); the link names "
-                "the new draft: mend the command and run again"
-            )
+            body = {"method": "reload_draft", "args": [str(link.absolute())]}
+            client.ask("POST", "/collective_rpc", body)
+    if not serving.restart:
+        return
+    try:
+        done = subprocess.run(
+            serving.restart, capture_output=True, text=True, check=False, timeout=_RESTART_S
+        )
+        said = f"ended with code {done.returncode} ({' '.join(done.stderr.split())[-200:]})"
+        failed = done.returncode != 0
+    except (OSError, subprocess.TimeoutExpired) as error:
+        failed, said = True, f"failed ({' '.join(str(error).split())[-200:]})"
+    if failed:
+        raise EngineError(
+            f"{serving.restart[0]} {said}; the link names the new draft: mend serving.restart and "
+            "run again"
+        )
 
 
 def counts(config: FollowConfig) -> BlockCounts | None:
-    """The engine's counters since it started; None if they are not read, or it has none."""
+    """The engine's counters since it started; None if they are not read.
+
+    Raises:
+        EngineError: it cannot be reached, or counts no drafts.
+    """
     url = config.serving.metrics_url
     if url is None:
         return None
     with closing(Client(url)) as client:
         text = client.ask("GET", "/metrics")
-    found = (block_counts(text, prefix) for prefix in _PREFIXES)
-    return next((one for one in found if one is not None), None)
+    for prefix in _PREFIXES:
+        if (found := block_counts(text, prefix)) is not None:
+            return found
+    raise EngineError(
+        f"{url} counts no drafted tokens; serve with a draft, or unset serving.metrics_url"
+    )

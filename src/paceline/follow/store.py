@@ -1,118 +1,100 @@
-"""The texts of earlier rounds: a bounded store of the target's recorded answers.
+"""The texts to train on: those of the newest round, and a bounded sample of earlier ones.
 
-A file for each round in `store/`, and what is in them in `store/index.json`. Each step can be
-repeated: a store that was interrupted comes out the same.
+They are the target's recorded answers, in one file with their slice, time, round and origin. It is
+replaced in one step, and a step that is repeated gives the same file.
 """
 
 from __future__ import annotations
 
-import json
-from collections import Counter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow
 from pyarrow import parquet
 
-from paceline.config import read_json
-from paceline.records import atomic_write_text, storage_errors
+from paceline.records import storage_errors
 from paceline.rng import hashed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     from paceline.follow.config import Store
-    from paceline.follow.log import Logged
+
+_AT_ONCE = 64  # texts in memory
 
 
 class Kept(NamedTuple):
-    """A text in the store.
+    """What the store has beside a text.
 
     Attributes:
-        digest: Of its prompt, which is its id.
+        digest: Of its prompt.
         slice: Slice of its request.
-        time: Seconds since 1970.
+        time: Of its request, in seconds since 1970.
         round: Number of the round that added it.
-        target: Fingerprint of the target that wrote it.
+        origin: What wrote and recorded it; texts of another origin are of no use.
     """
 
     digest: str
     slice: str
     time: float
     round: int
-    target: str
+    origin: str
 
 
 class TextStore:
-    """Texts of all rounds in a directory."""
+    """The texts in a file."""
 
-    def __init__(self, directory: Path, config: Store) -> None:
-        self.directory, self.config = directory, config
-        self._index = directory / "index.json"
+    def __init__(self, path: Path, config: Store) -> None:
+        self.path, self.config = path, config
 
     def read(self) -> list[Kept]:
-        """What is in the store."""
-        if not self._index.exists():
+        """What is in the store, without the texts."""
+        if not self.path.exists():
             return []
-        return [Kept(*row) for row in read_json(self._index)]
+        table = parquet.read_table(self.path, columns=list(Kept._fields))
+        return [Kept(**row) for row in table.to_pylist()]
 
-    def add(
-        self,
-        number: int,
-        texts: Sequence[Path],
-        requests: Iterable[Logged],
-        now: float,
-        target: str,
-    ) -> None:
-        """Add a round's texts, and remove those of earlier rounds that are too many or too old.
+    def add(self, texts: Sequence[Path], kept: Sequence[Kept]) -> None:
+        """Add the texts of a round, and remove earlier ones that are too many or too old.
 
-        Texts of another target are removed, as its states are not those of this one.
+        Texts of another origin are removed, too.
 
         Args:
-            number: Of the round.
-            texts: Files of its texts.
-            requests: Its requests.
-            now: Time of the round.
-            target: Fingerprint of the target.
+            texts: Files of `generate-data`, whose ids are `DIGEST/0`.
+            kept: What the store has beside each text, all of one round.
         """
-        fresh = [Kept(one.digest, one.slice, one.time, number, target) for one in requests]
-        older = [one for one in self.read() if one.round != number and one.target == target]
-        if self.config.max_age_h is not None:
-            older = [one for one in older if now - one.time <= 3600 * self.config.max_age_h]
-        kept = _sample(older, self.config.max_texts)
-        by_round = Counter(one.round for one in kept)
-        for one in {one.round for one in self.read()} - {number}:
-            self._keep(one, [each.digest for each in kept if each.round == one])
-        if fresh:
-            self._write(number, texts, [one.digest for one in fresh])
-        atomic_write_text(self._index, json.dumps([*kept, *fresh]) + "\n")
-        for path in self.directory.glob("*.parquet"):
-            if path.stem not in {f"{one:06d}" for one in (*by_round, *([number] if fresh else ()))}:
-                path.unlink()
+        newest = kept[0]
+        now = max(one.time for one in kept)
+        limit_s = 3600 * (self.config.max_age_h or float("inf"))
+        earlier = [
+            one
+            for one in self.read()
+            if one.round != newest.round and one.origin == newest.origin
+            if now - one.time <= limit_s
+        ]
+        chosen = {one.digest: one for one in _sample(earlier, self.config.max_texts)}
+        added = {one.digest: one for one in kept}
+        scratch = self.path.with_name(f".{self.path.name}")
+        schema = parquet.read_schema(texts[0])
+        for name, kind in zip(Kept._fields, _KINDS, strict=True):
+            schema = schema.append(pyarrow.field(name, kind))
+        with storage_errors(self.path), parquet.ParquetWriter(scratch, schema) as writer:
+            for files, wanted in (([self.path] if chosen else [], chosen), (texts, added)):
+                for rows in _batches(files):
+                    found = [row | wanted[name]._asdict() for name, row in rows if name in wanted]
+                    writer.write_table(pyarrow.Table.from_pylist(found, schema))
+        scratch.replace(self.path)
 
-    def _path(self, number: int) -> Path:
-        return self.directory / f"{number:06d}.parquet"
 
-    def _keep(self, number: int, digests: Sequence[str]) -> None:
-        """Remove the other texts of a round; a file without texts is removed later."""
-        path = self._path(number)
-        if digests and path.exists() and parquet.read_metadata(path).num_rows > len(digests):
-            self._write(number, [path], digests)
+_KINDS = pyarrow.string(), pyarrow.string(), pyarrow.float64(), pyarrow.int64(), pyarrow.string()
 
-    def _write(self, number: int, texts: Sequence[Path], digests: Sequence[str]) -> None:
-        """Write the texts of these prompts, atomically, a row group for each file."""
-        path = self._path(number)
-        ids = {f"{digest}/0" for digest in digests}
-        with storage_errors(path):
-            self.directory.mkdir(parents=True, exist_ok=True)
-            scratch = path.with_name(f".{path.name}")
-            schema = parquet.read_schema(texts[0])
-            with parquet.ParquetWriter(scratch, schema) as writer:
-                for text in texts:
-                    table = parquet.read_table(text)
-                    chosen = [name in ids for name in table["id"].to_pylist()]
-                    writer.write_table(table.filter(pyarrow.array(chosen)))
-            scratch.replace(path)
+
+def _batches(files: Iterable[Path]) -> Iterator[list[tuple[str, dict[str, Any]]]]:
+    """Rows of files with their digests, some at a time."""
+    for file in files:
+        with parquet.ParquetFile(file) as stream:
+            for batch in stream.iter_batches(batch_size=_AT_ONCE):
+                yield [(row["id"].removesuffix("/0"), row) for row in batch.to_pylist()]
 
 
 def _sample(texts: Sequence[Kept], most: int) -> list[Kept]:
@@ -127,4 +109,4 @@ def _sample(texts: Sequence[Kept], most: int) -> list[Kept]:
     for number, name in enumerate(sorted(by_slice, key=lambda name: len(by_slice[name]))):
         share = (most - len(kept)) // (len(by_slice) - number)  # what smaller slices left over
         kept += sorted(by_slice[name], key=lambda one: hashed(one.digest))[:share]
-    return sorted(kept, key=lambda one: (one.round, one.digest))
+    return kept

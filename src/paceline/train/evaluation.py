@@ -123,8 +123,11 @@ class AgreementEvaluator:
         gamma: int,
         vocab_size: int,
         max_new_tokens: int | None = None,
+        draft_sampling: SamplingParams | None = None,
     ) -> None:
+        """Read the texts. `draft_sampling`: that of drafts; None: the target's."""
         self.max_new_tokens = max_new_tokens
+        self.draft_sampling = draft_sampling or sampling
         self.target = target
         self.sampling = sampling
         self.gamma = gamma
@@ -219,7 +222,7 @@ class AgreementEvaluator:
                     self._log_probs(self.target, self.target_hidden_ND[read_C]),
                     self._log_probs(model, masks_KD[chunk]),
                 )
-                p_CV, q_CV = (to_probs(logs_CV, self.sampling) for logs_CV in logs)
+                p_CV, q_CV = self._probs(*logs)
                 parts.append(torch.stack(score_tokens(p_CV, q_CV, self.labels_N[read_C])[:2]))
             rows_K = real_BM.nonzero()[:, 0]
             starts_K = places.anchors_BM[real_BM] - mask_BT.long().argmax(-1)[rows_K]
@@ -240,7 +243,7 @@ class AgreementEvaluator:
         parts: list[Tensor] = []
         for rows in chunks(len(self.labels_N), _CHUNK):
             logs = [self._log_probs(each, hidden_ND[rows]) for each, hidden_ND in both]
-            p_CV, q_CV = (to_probs(logs_CV, self.sampling) for logs_CV in logs)
+            p_CV, q_CV = self._probs(*logs)
             agreement_C = logs[0].argmax(-1) == logs[1].argmax(-1)
             columns = [*score_tokens(p_CV, q_CV, self.labels_N[rows]), agreement_C.float()]
             parts.append(torch.stack(columns, -1).cpu())
@@ -253,6 +256,11 @@ class AgreementEvaluator:
     def _hidden(self, model: HfModel) -> Tensor:
         """Final hidden states that predict the texts' tokens, in order. -> [N, D]."""
         return torch.cat([model.hidden(batch)[batch.mask_BT] for batch in self.batches])
+
+    def _probs(self, target_logs_CV: Tensor, draft_logs_CV: Tensor) -> tuple[Tensor, Tensor]:
+        """What both sample from."""
+        own = to_probs(draft_logs_CV, self.draft_sampling)
+        return to_probs(target_logs_CV, self.sampling), own
 
     def _log_probs(self, model: HfModel, hidden_CD: Tensor) -> Tensor:
         if model.draft_vocabulary is None:

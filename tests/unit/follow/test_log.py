@@ -1,6 +1,7 @@
 """Reading logged requests: which lines are new, what of them is kept, and which are chosen."""
 
 import json
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ ASKED = [{"role": "user", "content": "hi"}]
         ({"request": {"prompt": ["a", "b"]}, "response": {"prompt": "no"}}, ["a", "b"]),
         ({"body": {"prompt": [[7, 8], [9]]}}, [[7, 8], [9]]),
         ({"request": {"body": {"prompt": [7, 8]}}}, [[7, 8]]),
+        ({"text": "a log line", "request": {"body": json.dumps({"prompt": "a"})}}, ["a"]),
         ({"messages": [*ASKED, {"role": "assistant", "content": "x"}]}, [ASKED]),
     ],
 )
@@ -58,28 +60,45 @@ def test_a_line_is_read_once_and_when_it_is_whole(tmp_path: Path):
     assert taken(tmp_path, second).num_requests == 0
 
 
-def test_renamed_and_emptied_files(tmp_path: Path):
-    """As log rotation does, by either of its ways."""
-    log = tmp_path / "a.jsonl"
+@pytest.mark.parametrize("how", ["rename", "copy", "copy elsewhere", "link", "same inode"])
+def test_a_file_is_known_again_under_any_name(tmp_path: Path, how: str):
+    """As log rotation does; the new file is soon longer than the old one was."""
+    log, old = tmp_path / "a.jsonl", tmp_path / "a.jsonl.1"
     write(log, {"prompt": "one"})
     first = taken(tmp_path)
     write(log, {"prompt": "two"})
-    log.rename(tmp_path / "a.jsonl.1")
-    write(log, {"prompt": "three"})
+    match how:
+        case "rename":
+            log.rename(old)
+        case "copy" | "copy elsewhere":
+            shutil.copy(log, old if how == "copy" else tmp_path / "other")
+            log.write_text("")
+        case "link":
+            old.symlink_to(log)
+        case _:
+            second = taken(tmp_path, first)
+            log.write_text("")
+            write(log, *[{"prompt": f"new {number}"} for number in range(5)])
+            assert len(prompts(taken(tmp_path, second))) == 5
+            return
+    write(log, *[{"prompt": f"new {number}"} for number in range(5)])
     second = taken(tmp_path, first)
-    assert sorted(prompts(second)) == ["three", "two"]
-    log.write_text("")
-    write(log, {"prompt": "4"})
-    assert prompts(taken(tmp_path, second)) == ["4"]
+    lost = ["two"] if how != "copy elsewhere" else []
+    assert sorted(prompts(second)) == [f"new {number}" for number in range(5)] + lost
+    assert second.num_requests == 5 + len(lost), "and no line is read twice"
+    assert taken(tmp_path, second).num_requests == 0
 
 
 def test_what_cannot_be_read_is_counted(tmp_path: Path):
     bad = ["no json", '["a"]', {"response": "a"}, {"prompt": ""}, {"messages": 3}, {"prompt": []}]
     bad += ["[" * 100_000, {"messages": []}, {"messages": [{"role": "assistant", "content": "a"}]}]
+    deep = json.dumps({"prompt": "a", "tools": [0]}).replace("0", "[" * 900 + "]" * 900)
+    bad += [deep, '{"prompt": "a", "at": 1%s}' % ("0" * 400), {"prompt": "a\ud800"}]
+    bad += [{"prompt": "a", "tools": [{"type": "\ud800"}]}]
     write(tmp_path / "a.jsonl", *bad, {"prompt": "good"})
-    found = taken(tmp_path)
-    assert (len(found.faults), prompts(found)) == (len(bad), ["good"])
-    assert found.faults[0] == f"{tmp_path / 'a.jsonl'} at byte 0 is not a JSON object"
+    found = taken(tmp_path, time="at")
+    assert (found.num_faults, prompts(found)) == (len(bad), ["good"])
+    assert found.fault == f"{tmp_path / 'a.jsonl'} at byte 0", "without text of the line"
 
 
 def test_matches_are_replaced_in_every_text_before_anything_is_kept(tmp_path: Path):
@@ -94,6 +113,19 @@ def test_matches_are_replaced_in_every_text_before_anything_is_kept(tmp_path: Pa
     assert kept.count("[REDACTED]") == 3
     with pytest.raises(ConfigError, match="not a regular expression"):
         LogConfig(path="a", redact=("(",))
+
+
+def test_what_cannot_be_redacted_is_not_read(tmp_path: Path):
+    write(tmp_path / "a.jsonl", {"prompt": [7, 8]}, {"prompt": "a", "user": "me@me.me"})
+    found = taken(tmp_path, redact=(MAIL,), slice="user")
+    assert (found.num_faults, [one.slice for one in found.chosen]) == (1, ["[REDACTED]"])
+
+
+def test_a_request_brings_no_template_of_its_own(tmp_path: Path):
+    given = {"enable_thinking": False, "chat_template": "{{ 1 }}", "tokenize": 3}
+    write(tmp_path / "a.jsonl", {"messages": ASKED, "chat_template_kwargs": given})
+    (found,) = taken(tmp_path).chosen
+    assert found.row["chat_template_kwargs"] == {"enable_thinking": False}
 
 
 def test_slice_and_time_of_a_request(tmp_path: Path):

@@ -12,7 +12,6 @@ from paceline.engines.contract import BlockCounts
 from paceline.errors import ConfigError, EngineError
 from paceline.follow import FollowConfig, Round, follow, rounds
 from paceline.follow.judge import Calls
-from paceline.follow.rounds import finished
 from paceline.permissions import PROGRAMS, allow
 from support.engines import serving
 from support.processes import run_command
@@ -62,6 +61,10 @@ class Drafts:
         return Calls(ones * 7, ones * blocks, ones * 12)
 
 
+def served_name(folder: Path) -> str:
+    return (folder / "out/draft").resolve().parent.name
+
+
 def decisions(found: list[Round]) -> list[str]:
     return [f"{one.decision} {one.serving.lstrip('0')}" for one in found]
 
@@ -71,21 +74,31 @@ def test_a_better_draft_is_swapped_and_one_that_turns_out_worse_is_brought_back(
 ):
     drafts = Drafts(monkeypatch, initial=4.0, d1=2.0)
     assert decisions(run(folder, 2)) == ["first initial", "swapped 1"]
-    assert (folder / "out/draft").resolve().name == "000001"
+    assert served_name(folder) == "000001"
     drafts.blocks |= {"d1": 6.0}  # the traffic changes
     assert decisions(run(folder, 2)) == ["brought back initial", "waiting initial"]
-    assert (folder / "out/draft").resolve() == folder / "out/served/initial"
+    assert (folder / "out/draft").resolve() == folder / "out/served/initial/draft"
 
 
 def test_drafts_that_are_no_better_are_dropped(folder: Path, monkeypatch: pytest.MonkeyPatch):
-    """One that costs calls at once, one that changes nothing after two rounds."""
-    Drafts(monkeypatch, initial=4.0, d1=6.0, d2=4.0)
-    found = run(folder, 4)
-    names = ["first initial", "dropped initial", "waiting initial", "dropped initial"]
-    assert decisions(found) == names
-    assert [one.start for one in found] == ["initial", "initial", "initial", "000002"]
+    """One that costs calls, and one that changes nothing, from which the next one starts."""
+    Drafts(monkeypatch, initial=4.0, d1=6.0, d3=4.0)
+    found = run(folder, 5)
+    words = ["first", "waiting", "dropped", "waiting", "dropped"]
+    assert decisions(found) == [f"{word} initial" for word in words]
+    assert [one.start for one in found] == ["initial"] * 4 + ["000003"]
     kept = sorted(path.name for path in (folder / "out/drafts").iterdir())
-    assert kept == ["000002", "000004"], "the start of the next, and the one on trial"
+    assert kept == ["000003", "000005"], "the start of the next, and the one on trial"
+
+
+def test_a_watch_is_a_new_test_every_two_rounds(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    """Else a draft that was better for long could not be found to be worse for as long."""
+    Drafts(monkeypatch, initial=4.0, d1=2.0, d2=2.0, d4=2.0)
+    found = run(folder, 5)
+    assert [one.watch and (one.watch.number, one.watch.rounds) for one in found] == [
+        *(None, (2, 0), (2, 1)),
+        *((4, 0), (4, 1)),
+    ]
 
 
 def counted(monkeypatch: pytest.MonkeyPatch, *shares: float) -> None:
@@ -95,7 +108,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, *shares: float) -> None:
         drafted, accepted = totals.num_drafted + 10_000, totals.num_accepted + int(10_000 * share)
         totals = BlockCounts(num_drafted=drafted, num_accepted=accepted)
         readings.append(totals)
-    left = iter(readings)
+    left = iter([one for one in readings for _ in range(2)])  # before and after a round
     monkeypatch.setattr(rounds, "counts", lambda _: next(left))
 
 
@@ -123,10 +136,12 @@ def test_counters_of_an_engine_that_was_started_again(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
     Drafts(monkeypatch)
-    readings = [(10_000, 5_000), (3_000, 900), (3_100, 905)]
-    left = iter([BlockCounts(num_drafted=d, num_accepted=a) for d, a in readings])
+    readings = [(10_000, 9_000), (11_000, 5_000), (11_100, 5_005)]
+    counts = [BlockCounts(num_drafted=d, num_accepted=a) for d, a in readings]
+    left = iter([one for one in counts for _ in range(2)])
     monkeypatch.setattr(rounds, "counts", lambda _: next(left))
-    assert [one.share for one in run(folder, 3)] == [None, 0.3, None], "the last is of 100 tokens"
+    shares = [one.share for one in run(folder, 3)]
+    assert shares == [None, pytest.approx(5 / 11), None], "the last is of 100 tokens"
 
 
 def test_the_engine_is_told_of_a_swap(folder: Path, monkeypatch: pytest.MonkeyPatch):
@@ -134,7 +149,7 @@ def test_the_engine_is_told_of_a_swap(folder: Path, monkeypatch: pytest.MonkeyPa
     told: list[Any] = []
 
     def page(body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-        told.append((body["method"], Path(body["args"][0]).name))
+        told.append((body["method"], Path(body["args"][0]).resolve().parent.name))
         return 200, {"results": [None]}
 
     with serving({"/collective_rpc": page}) as url:
@@ -157,7 +172,7 @@ def test_a_restart_that_fails_is_one_line_and_the_same_command_continues(
     (folder / "broken").touch()
     with pytest.raises(EngineError, match=r"ended with code 1 \(no engine\)"):
         run(folder, 1, serving=told)
-    assert (folder / "out/draft").resolve().name == "000001", "the link names the new draft"
+    assert served_name(folder) == "000001", "the link names the new draft"
     (folder / "broken").unlink()
     assert decisions(run(folder, 1, serving=told)) == ["swapped 1"]
 
@@ -176,7 +191,7 @@ def test_settings_may_change_between_rounds_but_not_the_first_draft(folder: Path
     assert len(run(folder, 1, max_new_tokens=6)) == 1
     with pytest.raises(ConfigError, match="another draft"):
         run(folder, 1, draft=str(folder / "target"))
-    assert [one.taken.number for one in finished(folder / "out")] == [1, 2]
+    assert [path.name for path in sorted((folder / "out/rounds").iterdir())] == ["000001", "000002"]
 
 
 def test_the_command_says_what_was_decided_and_ends_with_1_at_an_alarm(

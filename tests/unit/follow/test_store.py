@@ -6,8 +6,7 @@ import pyarrow
 from pyarrow import parquet
 
 from paceline.follow.config import Store
-from paceline.follow.log import Logged
-from paceline.follow.store import TextStore
+from paceline.follow.store import Kept, TextStore
 
 
 def texts(folder: Path, names: list[str]) -> list[Path]:
@@ -21,23 +20,21 @@ def texts(folder: Path, names: list[str]) -> list[Path]:
     return files
 
 
-def add(store: TextStore, number: int, *, size: int = 6, slices: str = "ab", target: str = "t"):
+def add(store: TextStore, number: int, *, size: int = 6, slices: str = "ab", origin: str = "t"):
     names = [f"{number}-{index}" for index in range(size)]
-    rows = [
-        Logged(name, slices[index % len(slices)], 3600.0 * number, {})
+    kept = [
+        Kept(name, slices[index % len(slices)], 3600.0 * number, number, origin)
         for index, name in enumerate(names)
     ]
-    files = texts(store.directory.parent, names)
-    store.add(number, files, rows, 3600.0 * number, target)
+    store.add(texts(store.path.parent, names), kept)
 
 
 def held(store: TextStore) -> set[str]:
-    files = sorted(store.directory.glob("*.parquet"))
-    return {name for file in files for name in parquet.read_table(file)["text"].to_pylist()}
+    return set(parquet.read_table(store.path)["text"].to_pylist())
 
 
 def store_at(folder: Path, **settings: float) -> TextStore:
-    return TextStore(folder / "store", Store.model_validate(settings))
+    return TextStore(folder / "store.parquet", Store.model_validate(settings))
 
 
 def test_all_new_texts_and_a_bounded_sample_of_earlier_ones(tmp_path: Path):
@@ -76,9 +73,9 @@ def test_old_texts_and_those_of_another_target_go(tmp_path: Path):
     for number in range(1, 5):
         add(store, number)
     assert {one.round for one in store.read()} == {2, 3, 4}
-    add(store, 5, target="another")
+    add(store, 5, origin="another")
     assert {one.round for one in store.read()} == {5}
-    assert [path.name for path in store.directory.glob("*.parquet")] == ["000005.parquet"]
+    assert held(store) == {f"5-{index}" for index in range(6)}
 
 
 def test_a_step_can_be_repeated(tmp_path: Path):
