@@ -135,11 +135,11 @@ def daily(settings: FollowConfig, start: Path, day: int) -> Path:
 
 def line_of(found: Round, drafts: dict[str, Path], settings: FollowConfig) -> dict[str, Any]:
     """Tokens per target call on the answers of a round: as served, and of the other drafts."""
-    number, texts = found.taken.number, FOLDER / "round.parquet"
+    number, texts = found.number, FOLDER / "round.parquet"
     table = parquet.read_table(FOLDER / "follow" / "store.parquet")
     parquet.write_table(table.filter(compute.field("round") == number), texts)
     judge = Judge(settings, texts)
-    line = {"round": number, "requests": found.taken.num_requests, "decision": found.decision}
+    line = {"round": number, "requests": found.num_requests, "decision": found.decision}
     line |= {"serving": found.serving, "followed": found.compared[0].block_efficiency}
     return line | {name: judge.calls(path).block_efficiency for name, path in drafts.items()}
 

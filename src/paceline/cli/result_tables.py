@@ -256,14 +256,14 @@ def alignment_lines(result: dict[str, Any], config: AlignConfig) -> Iterator[str
 
 def round_lines(found: Round) -> Iterator[RenderableType]:
     """The decision of a round of `follow`, what it rests on, and alarms."""
-    taken, own, *others = found.taken, *found.compared
-    new = [f"{taken.num_requests:,} requests, {taken.num_answered} answered again"]
-    if taken.num_unreadable:
-        new.append(f"{taken.num_unreadable} not read, as {taken.fault}")
+    own, *others = found.compared
+    new = [f"{found.num_requests:,} requests, {found.num_answered} answered again"]
+    if found.num_unreadable:
+        new.append(f"{found.num_unreadable} not read, as {found.fault}")
     words = f"{own.block_efficiency:.2f} tokens per target call with {own.draft}"
     if own.speedup is not None:
         words += f", expected {own.speedup:.2f}x"
-    yield f"round {taken.number}: {'; '.join(new)}; {words}"
+    yield f"round {found.number}: {'; '.join(new)}; {words}"
     for one in others:
         ratio = one.calls_ratio.text(".3f", "x")
         yield f"  {one.draft}: {one.block_efficiency:.2f}, target calls {ratio}"

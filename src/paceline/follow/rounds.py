@@ -80,33 +80,17 @@ class Compared(StrictModel):
     speedup: float | None = None
 
 
-class Taken(StrictModel):
-    """The requests of a round.
+class Round(StrictModel):
+    """One round.
 
     Attributes:
-        number: Of the round.
+        number: From 1 on.
         positions: How far the log is read; see `log.Read`.
         num_requests: Number of logged prompts.
         num_unreadable: Number of lines and prompts that cannot be read.
         fault: Place of the first of them.
         num_answered: Number of prompts that the target answers.
-        counts: The engine's counters.
-    """
-
-    number: int
-    positions: dict[str, int]
-    num_requests: int
-    num_unreadable: int
-    fault: str
-    num_answered: int
-    counts: BlockCounts | None = None
-
-
-class Round(StrictModel):
-    """One round.
-
-    Attributes:
-        taken: Its requests.
+        counted: The engine's counters at the beginning of the round, and at its end.
         decision: What was decided.
         serving: Name of the draft to serve.
         compared: All compared drafts; the one that was served is the first.
@@ -116,13 +100,18 @@ class Round(StrictModel):
         share: Accepted / drafted tokens of the engine since the last round; None: not known.
         reference: What `share` is compared with: that of the first round of the served draft.
         share_before: Share of the draft that was replaced.
-        counts: The engine's counters at the end of the round.
         num_tests: Number of tests so far.
         start: Name of the draft that the next one starts from.
         alarms: What a person should look at.
     """
 
-    taken: Taken
+    number: int
+    positions: dict[str, int]
+    num_requests: int
+    num_unreadable: int
+    fault: str
+    num_answered: int
+    counted: tuple[BlockCounts | None, BlockCounts | None] = (None, None)
     decision: Decision = "first"
     serving: str = INITIAL
     compared: tuple[Compared, ...] = ()
@@ -132,10 +121,12 @@ class Round(StrictModel):
     share: float | None = None
     reference: float | None = None
     share_before: float | None = None
-    counts: BlockCounts | None = None
     num_tests: int = 0
     start: str = INITIAL
     alarms: tuple[str, ...] = ()
+
+
+_CARRIED = ("serving", "trial", "watch", "reference", "share_before", "num_tests", "start")
 
 
 def follow(config: FollowConfig, *, progress: Progress = silent) -> list[Round]:
@@ -179,7 +170,7 @@ class Follower:
 
     def round(self) -> Round | None:
         """Run or continue one round; None: too few new requests are logged."""
-        number = 1 if self.last is None else self.last.taken.number + 1
+        number = 1 if self.last is None else self.last.number + 1
         folder = self._folder(number)
         taken = self._taken(folder, number)
         if taken is None:
@@ -198,7 +189,8 @@ class Follower:
         self.store.add(sorted((text / "data").glob("*.parquet")), kept)
         if found.trial is None:
             found = self._trained(folder, found, target)
-        self.last = found.model_copy(update={"counts": counts(self.config)})
+        ended = found.counted[0], counts(self.config)
+        self.last = found.model_copy(update={"counted": ended})
         _write(folder / "round.json", self.last)
         self._clean()
         return self.last
@@ -206,14 +198,14 @@ class Follower:
     def _folder(self, number: int) -> Path:
         return self.config.output / "rounds" / f"{number:06d}"
 
-    def _taken(self, folder: Path, number: int) -> Taken | None:
-        """The round's requests; reads the log unless that is done."""
+    def _taken(self, folder: Path, number: int) -> Round | None:
+        """The round with its requests; reads the log unless that is done."""
         file, config = folder / "taken.json", self.config
         if file.exists():
-            return read_result(Taken, file, _COMMAND)
+            return read_result(Round, file, _COMMAND)
         found = read(
             config.log,
-            {} if self.last is None else self.last.taken.positions,
+            {} if self.last is None else self.last.positions,
             config.num_answers,
             key=f"{config.seed}\x1f{number}",
             now=time.time(),
@@ -228,14 +220,16 @@ class Follower:
             one.row | {"id": one.digest, "slice": one.slice, "time": one.time} for one in chosen
         )
         atomic_write_text(folder / _PROMPTS, "".join(json.dumps(row) + "\n" for row in rows))
-        taken = Taken(
+        carried = {} if self.last is None else self.last.model_dump(include={*_CARRIED})
+        taken = Round(
             number=number,
             positions=found.positions,
             num_requests=found.num_requests,
             num_unreadable=found.num_faults + len(found.chosen) - len(chosen),
             fault=found.fault or "the chat template refuses a chat",
             num_answered=len(chosen),
-            counts=counts(config),
+            counted=(counts(config), None),
+            **carried,
         )
         _write(file, taken)
         return taken
@@ -251,7 +245,7 @@ class Follower:
                 continue
             yield one
 
-    def _judged(self, folder: Path, taken: Taken, texts: Path) -> Round:
+    def _judged(self, folder: Path, taken: Round, texts: Path) -> Round:
         file = folder / "judged.json"
         if file.exists():
             return read_result(Round, file, _COMMAND)
@@ -259,9 +253,9 @@ class Follower:
         _write(file, found)
         return found
 
-    def _share(self, taken: Taken) -> float | None:
+    def _share(self, taken: Round) -> float | None:
         """Accepted / drafted tokens of the engine since the last round; None: not known."""
-        now, before = taken.counts, None if self.last is None else self.last.counts
+        now, before = taken.counted[0], None if self.last is None else self.last.counted[1]
         if now is None or before is None:
             return None
         since = now - before
@@ -271,11 +265,9 @@ class Follower:
             return None
         return since.num_accepted / since.num_drafted
 
-    def _decided(self, taken: Taken, judge: Judge) -> Round:
+    def _decided(self, found: Round, judge: Judge) -> Round:
         """Compare the drafts, and decide which one is served."""
-        config, most, before = self.config.judging, self.config.max_new_tokens, self.last
-        found = Round(taken=taken) if before is None else before.model_copy()
-        share = self._share(taken)
+        config, most, share = self.config.judging, self.config.max_new_tokens, self._share(found)
         tests = [one for one in (found.trial, found.watch) if one is not None]
         names = [found.serving, *(one.draft for one in tests)]
         calls = {name: self._calls(judge, name, at, len(names)) for at, name in enumerate(names)}
@@ -286,7 +278,6 @@ class Follower:
         )
         compared = tuple(self._compared(name, each, own) for name, each in calls.items())
         values: dict[str, Any] = {
-            "taken": taken,
             "compared": compared,
             "trial": trial,
             "watch": watch,
@@ -299,8 +290,9 @@ class Follower:
         swap = {"share_before": share, "reference": None, "trial": None, "watch": None}
         if watch is not None:
             evidence, needed = watch.evidence(config.error_rate)
-            fell = watch.rounds == 1 and self._is_below(share, found.share_before)
-            if evidence >= needed or (fell and found.decision == "swapped"):
+            just_swapped = self.last is not None and self.last.decision == "swapped"
+            fell = just_swapped and self._is_below(share, found.share_before)
+            if evidence >= needed or fell:
                 swap |= {"decision": "brought back", "evidence": (evidence, needed)}
                 swap |= {"serving": watch.draft, "start": watch.draft}
                 return found.model_copy(update=values | swap)
@@ -381,7 +373,7 @@ class Follower:
         """Remove prompts, answers, checkpoints, and drafts that are no longer compared."""
         if self.last is None:
             return
-        folder = self._folder(self.last.taken.number)
+        folder = self._folder(self.last.number)
         (folder / _PROMPTS).unlink(missing_ok=True)
         tests = (self.last.trial, self.last.watch)
         used = {self.last.serving, self.last.start, *(one.draft for one in tests if one)}
