@@ -28,7 +28,8 @@ SHELL := bash
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 .PHONY: help install test unit gpu-test lint style types layers spelling collect format report-test demo engines vllm \
-	llamacpp direct papers publish-drafts compat oldest newest readers docs docs-serve wheels clean
+	llamacpp direct papers publish-drafts compat oldest newest readers docs docs-serve wheels soak \
+	clean
 
 help: ## list these targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' Makefile | expand -t 16
@@ -97,6 +98,18 @@ engines: $(VENV)/.dev vllm llamacpp ## both engines, then the demo's draft in th
 	$(BIN)/pip install --disable-pip-version-check -c constraints.txt sentencepiece # for llama.cpp's converter
 	test -d $(DEMO_RUN)/align/draft || { echo "make demo makes the draft that is checked" >&2; exit 2; }
 	$(BIN)/pytest -m engines tests/engines
+
+soak soak-%: export OMP_NUM_THREADS := 1
+soak soak-%: export HF_HUB_OFFLINE := 1
+soak soak-%: export PYTHONPATH := tests
+soak: soak-fuzz soak-kills soak-servers soak-memory soak-ray_nodes ## hours: damaged inputs, stops, servers that lie, memory, Ray
+SOAK_fuzz := --count 100000
+SOAK_kills := --count 1000
+SOAK_servers := --count 10000
+SOAK_memory := --seconds 7200
+
+soak-%: $(VENV)/.dev
+	$(BIN)/python -m soak.$* $(SOAK_$*)
 
 compat: oldest newest readers ## tests with the oldest and newest transformers and torch; exports, read by transformers 4
 

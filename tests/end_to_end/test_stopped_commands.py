@@ -1,7 +1,8 @@
 """Every command that continues a stopped run ends with the results of a run that was not stopped.
 
 One child process imports the libraries once and forks: every fork is the command line, and dies
-before its k-th change of a file, or goes on to the end.
+before its k-th change of a file, finds the disk full or read-only from there on, or goes on to the
+end.
 """
 
 import json
@@ -28,7 +29,8 @@ pytestmark = pytest.mark.first
 # argv: a JSON file of [folder, command line, what continues it, stops]; the exit codes take its
 # place. The command runs in `whole`, a copy of `new`. For each stop, [share, signal], it gets the
 # signal in another copy after this share of the changes that it made in `whole`, is killed after
-# half of the others, and then continues to the end.
+# half of the others, and then continues to the end. A signal below 0 is the number of an error of
+# the disk.
 _NURSERY = textwrap.dedent("""
     import gc, json, os, shutil, signal, sys
     from contextlib import chdir
@@ -47,6 +49,8 @@ _NURSERY = textwrap.dedent("""
         if not path.startswith(root):
             return
         left -= 1
+        if left <= 0 and sent < 0:
+            raise OSError(-sent, os.strerror(-sent), path)
         if left == 0:
             if opened and arguments[2] & os.O_APPEND and sent == signal.SIGKILL:
                 with open(path, "ab") as stream:
@@ -157,7 +161,15 @@ class Ended(NamedTuple):
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
-    folder = tmp_path_factory.mktemp("stopped")
+    stops = {
+        name: [(at, signal.SIGINT if at == INTERRUPTED else signal.SIGKILL) for at in shares]
+        for name, (_, *shares) in CASES.items()
+    }
+    return stopped(tmp_path_factory.mktemp("stopped"), stops)
+
+
+def stopped(folder: Path, stops: dict[str, list[tuple[float, int]]]) -> Ended:
+    """Run all cases in a new folder, each also with these stops."""
     write_pair(folder / "pair", max_position_embeddings=160)
     write_pair(folder / "t5", architecture="t5_v1_1")
     more = [{"prompt": f"the {number}", "completion": " ran"} for number in range(3)]
@@ -166,7 +178,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
     write_corpus(folder / "pair/log.jsonl", asked)
     served = Served(folder / "pair")
     with serving(served.routes) as url:
-        plan = [planned(folder / name, *CASES[name], url=url) for name in CASES]
+        plan = [planned(folder / name, stops[name], url) for name in CASES]
         (folder / "plan.json").write_text(json.dumps(plan))
         done = finish(start(_NURSERY, folder / "plan.json"))
     assert done.returncode == 0, done.stderr
@@ -174,15 +186,14 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
     return Ended(folder, codes, served.bodies, done.stderr)
 
 
-def planned(folder: Path, settings: dict[str, Any], *shares: float, url: str) -> list[Any]:
+def planned(folder: Path, stops: list[tuple[float, int]], url: str) -> list[Any]:
     """Write the inputs of a case. -> its part of the plan."""
-    new, command = folder / "new", folder.name.split()[0]
+    new, command, settings = folder / "new", folder.name.split()[0], CASES[folder.name][0]
     new.mkdir(parents=True)
     for models in ("pair", "t5"):
         (new / models).symlink_to(folder.parent / models)
     text = yaml.safe_dump({"output": "out", **settings}).replace("URL", url)
     (new / "settings.yaml").write_text(text)
-    stops = [[share, signal.SIGINT if share == INTERRUPTED else signal.SIGKILL] for share in shares]
     added = ["--resume"] if command in RESUMED else []
     return [str(folder), [command, *FILE], added, stops]
 

@@ -75,7 +75,7 @@ class Liar(ThreadingHTTPServer):
 class Answering(BaseHTTPRequestHandler):
     """Answers of `Liar`."""
 
-    server: Liar
+    server: Any
     protocol_version = "HTTP/1.1"
 
     def log_message(self, format: str, *args: Any) -> None:
