@@ -216,5 +216,6 @@ def analyze(result: "PredictedFrontier", _config: "AnalyzeConfig") -> "Shown":
     from paceline.cli.tables import printed
     from paceline.view.tables import frontier_table
 
-    yield printed(frontier_table(result))
+    for of in (None, *result.slices):
+        yield printed(frontier_table(result, of))
     yield from disturbed_line(result.disturbance)

@@ -16,7 +16,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from paceline.config import Result, fields_of
+from paceline.config import Options, Result, fields_of
 from paceline.core.divergences import total_variation
 from paceline.core.rule_base import Bonus, Position, as_read, with_bonus
 from paceline.core.rules import DEFAULT_RULES
@@ -29,6 +29,7 @@ from paceline.measure.acceptance import PairTexts, forced_logits, usable_gammas
 from paceline.measure.latency import PassTimer
 from paceline.measure.pair import PairConfig, load_models, sample_texts
 from paceline.measure.results import disturbance
+from paceline.measure.slices import Slice, slices_of
 from paceline.models.loading import fingerprint
 from paceline.progress import Progress, silent
 from paceline.results.figures import FIGURES
@@ -196,12 +197,14 @@ class AnalyzeConfig(PairConfig):
     """What bonus tokens and first tokens follow: the rule, or the target, as in vLLM."""
     gammas: tuple[Annotated[int, Field(ge=1)], ...] = Field(default=(1, 2, 3, 4, 5), min_length=1)
     pass_repeats: int = Field(default=15, ge=1)
+    slices: Annotated[tuple[str, ...], Options()] = ()
 
     def check(self, checks: InputChecks) -> None:
         checks.device(self.device)
         models = checks.pair(self.target, self.draft)
         self.note_defaults(checks)
-        self.check_prompts(checks, models, new_tokens=1)
+        count = self.check_prompts(checks, models, new_tokens=1)
+        slices_of(self.slices, self.prompts, [()] * count)
 
 
 class PredictedFrontier(Result):
@@ -217,6 +220,7 @@ class PredictedFrontier(Result):
     computed: ClassVar = ("timed",)  # in older files alone
     config: AnalyzeConfig
     rows: list[Row]
+    slices: list[Slice] = Field(default_factory=list[Slice])
     environment: dict[str, object]
 
     @property
@@ -229,12 +233,13 @@ class PredictedFrontier(Result):
         """Why the block costs cannot be those of an idle machine; empty: they can."""
         return disturbance(self.rows)
 
-    def fastest(self) -> list[Row]:
-        """A row per rule: that of the gamma with the highest expected speedup."""
+    def fastest(self, of: Slice | None = None) -> list[Row]:
+        """A row per rule: that of the gamma with the highest expected speedup, in a slice."""
         rules: dict[str, list[Row]] = {}
         for row in self.rows:
             if "gamma" in row.setting:
-                rules.setdefault(str(row.setting["label"]), []).append(row)
+                own = row if of is None else row.only(of.units)
+                rules.setdefault(str(row.setting["label"]), []).append(own)
         return [max(rows, key=FIGURES["expected_speedup"].value) for rows in rules.values()]
 
 
@@ -278,7 +283,8 @@ def analyze_models(
         rows.append(own.extended(**setting))
         rows += [costs.priced(row).extended(**setting) for row in blocks]
     rows = [row.model_copy(update=named) for row in rows]
-    return PredictedFrontier(config=config, rows=rows, environment=environment())
+    slices = slices_of(config.slices, config.prompts, prompts)
+    return PredictedFrontier(config=config, rows=rows, slices=slices, environment=environment())
 
 
 def _setting(config: AnalyzeConfig, rule: RuleChoice) -> dict[str, Label]:

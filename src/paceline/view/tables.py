@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from paceline.measure.engine_costs import EngineCosts
     from paceline.measure.measurement import DraftComparison
     from paceline.measure.served import ServedMeasurement
+    from paceline.measure.slices import Slice
     from paceline.measure.speculators import SpeculatorTable
     from paceline.results.row import Row
     from paceline.view.page import Line
@@ -138,15 +139,16 @@ _OF_RULES = ("expected_rejection_rate", "output_tvd", "output_kl", "surprisal")
 _OF_RULES += ("block_efficiency", "expected_speedup")
 
 
-def frontier_table(found: PredictedFrontier) -> Table:
-    """A line per rule, at the gamma with the highest expected speedup."""
-    rows = found.fastest()
+def frontier_table(found: PredictedFrontier, of: Slice | None = None) -> Table:
+    """A line per rule, at the gamma with the highest expected speedup, in a slice."""
+    rows = found.fastest(of)
     table = table_of(
         rows,
         ("gamma",),
         _OF_RULES,
         bare=_OF_RULES[1:],
         text=(
+            f"{'' if of is None else f'{of.name} {of.value}. '}"
             f"Each rule at its fastest gamma, on {sum(filter(None, rows[0].sums['tokens'])):.0f} "
             f"tokens of the target, {sampling_words(vars(found.config.sampling))}, "
             f"{found.config.prompt_words}, cost ratio "

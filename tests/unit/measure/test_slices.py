@@ -8,12 +8,15 @@ import pytest
 import torch
 
 from paceline.errors import PromptError
+from paceline.measure.analysis import AnalyzeConfig, analyze_models
 from paceline.measure.measurement import MeasureConfig, Measurement, measure_models
 from paceline.measure.slices import positions, slices_of
 from paceline.results import FIGURES
+from paceline.view.tables import frontier_table
 from support.fakes import TableModel
 
 TARGET, DRAFT = TableModel.random(6, 1, seed=1), TableModel.random(6, 1, seed=2)
+BLOCKS = "emitted", "calls"
 PROMPTS = [[1, 2], [3] * 17, [4, 5, 1], [0, 0]] * 5
 TASKS = ["code", "chat", "code", "maths"] * 5
 RNG = torch.Generator().manual_seed(0)
@@ -53,6 +56,24 @@ def test_a_slice_has_the_figures_of_its_prompts_alone(corpus: Path):
     shown = json.loads(found.model_dump_json())
     assert [one["num_prompts"] for one in shown["sliced"]] == [10, 5, 5, 15, 5]
     assert Measurement.model_validate_json(json.dumps(shown)).sliced == found.sliced
+
+
+def test_rules_are_predicted_for_each_slice(corpus: Path):
+    """By the sums of the slice's own texts, in a table of its own."""
+    values = {"target": "t", "draft": "d", "prompts": str(corpus), "slices": ("task",)}
+    values |= {"num_prompts": 20, "pass_repeats": 3, "max_new_tokens": 12, "gammas": (2,)}
+    config = AnalyzeConfig.model_validate(
+        values | {"rules": ("lossless", {"rule": "chow", "alpha": 0.3})}
+    )
+    found = analyze_models(TARGET, DRAFT, PROMPTS, config)
+    blocks = {row.setting["label"]: row for row in found.rows if "gamma" in row.setting}
+    assert [one.value for one in found.slices] == ["code", "chat", "maths"]
+    for one in found.slices:
+        for row, line in zip(found.fastest(one), frontier_table(found, one).rows, strict=True):
+            sums = blocks[row.setting["label"]].sums
+            emitted, calls = (sum(sums[name][u] or 0 for u in one.units) for name in BLOCKS)
+            assert FIGURES["block_efficiency"].value(row) == pytest.approx(emitted / calls)
+            assert line["rule"] == row.setting["label"]
 
 
 def test_acceptance_by_place_is_that_of_the_tokens_there(corpus: Path):
