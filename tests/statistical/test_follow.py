@@ -1,0 +1,85 @@
+"""Days of rounds whose drafts are all alike: hardly any is swapped, whatever the traffic does.
+
+200 days of 24 rounds with 64 texts. By the stated error rate of 5%, more than 22 days with a swap
+have a probability below 1e-3. The numbers of calls of a text are those of its length, of the hour,
+and of each draft by itself; every third hour all drafts are worse.
+"""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from paceline.core.bootstrap import Interval
+from paceline.follow.config import FollowConfig
+from paceline.follow.judge import Calls, Trial
+from paceline.follow.rounds import Compared, Follower, Round
+
+DAYS, ROUNDS, TEXTS, NEW, MOST = 200, 24, 64, 48, 22
+
+
+class Simulated(Follower):
+    """Rounds without models: the calls of each draft are drawn."""
+
+    def __init__(self, rng: np.random.Generator, gain: float = 0.0) -> None:
+        values = {"target": "t", "draft": "d", "log": "l", "output": "o", "max_new_tokens": NEW}
+        self.config = FollowConfig.model_validate(values | {"align": {"num_steps": 1}})
+        self.last, self.rng, self.gain = None, rng, gain
+
+    def day(self) -> list[Round]:
+        """Its rounds; each trains a draft if none is on trial."""
+        found: list[Round] = []
+        for number in range(1, ROUNDS + 1):
+            carried: dict[str, Any] = {}
+            if self.last is not None:
+                names = ("serving", "trial", "watch", "num_tests", "start")
+                carried = {name: getattr(self.last, name) for name in names}
+            counts = {"num_requests": TEXTS, "num_unreadable": 0, "num_answered": TEXTS}
+            taken = Round(number=number, positions={}, fault="", **counts, **carried)
+            self.lengths = self.rng.integers(8, NEW + 1, TEXTS) * (0.6 if number % 3 else 0.9)
+            self.last = self._decided(taken, None)  # pyright: ignore
+            if self.last.trial is None:
+                test = self._next_test(self.last, "trial", f"{number:06d}")
+                self.last = self.last.model_copy(update=test)
+            found.append(self.last)
+        return found
+
+    def _calls(self, judge: Any, name: str, at: int, count: int) -> Calls:
+        del judge, at, count
+        better = self.gain if name != "initial" else 0.0
+        own = self.rng.normal(1 - better, 0.15, TEXTS).clip(0.3, 1.1)
+        blocks = torch.tensor(self.lengths * own)
+        return Calls(torch.ones(TEXTS), blocks, torch.ones(TEXTS))
+
+    def _compared(self, name: str, found: Calls, own: Calls) -> Compared:
+        del found, own
+        ratio = Interval(1.0, 1.0, 1.0)
+        return Compared(draft=name, block_efficiency=1, accepted_share=1, calls_ratio=ratio)
+
+
+def days_with_a_swap(count: int, gain: float = 0.0) -> int:
+    rng = np.random.default_rng(3)
+    days = (Simulated(rng, gain).day() for _ in range(count))
+    return sum(any(one.decision in ("swapped", "brought back") for one in day) for day in days)
+
+
+def test_days_of_equal_drafts_have_hardly_any_swap():
+    assert days_with_a_swap(DAYS) <= MOST
+
+
+def test_a_z_test_of_each_round_would_swap_on_most_days(monkeypatch: pytest.MonkeyPatch):
+    """The mutant: evidence of a round alone, with 5% for each."""
+
+    def with_texts(self: Trial, own: Calls, other: Calls, most: int) -> Trial:
+        saved = (other.blocks_N - own.blocks_N) / most
+        z = float(saved.mean() / saved.std() * len(saved) ** 0.5)
+        return self.model_copy(update={"rounds": self.rounds + 1, "log_capitals": (z,)})
+
+    monkeypatch.setattr(Trial, "with_texts", with_texts)
+    monkeypatch.setattr(Trial, "evidence", lambda self, _: (self.log_capitals[0], 1.64))
+    assert days_with_a_swap(20) > 10
+
+
+def test_a_gain_of_ten_percent_is_found_within_a_day():
+    assert days_with_a_swap(20, 0.1) >= 18
