@@ -169,7 +169,7 @@ def write(name: str) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("paper", choices=(*NAMES, "parallel_drafts"))
+    parser.add_argument("paper", choices=(*NAMES, "parallel_drafts", "fine_tuning", "drift"))
     parser.add_argument(
         "table", nargs="?", help="such as verdicts; as named in the page's comments"
     )

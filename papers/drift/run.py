@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from paceline.follow import Round
 
-FOLDER, ROWS = ROOT / "drift", PAPERS / "drift" / "rows.csv"
+FOLDER, ROWS = ROOT / "drift", PAPERS / "drift" / "rows" / "garden-1.csv"
 DAYS, REQUESTS, ROUNDS, SECONDS = 2, 20_000, 16, 60.0
 NOON = ROUNDS // 2
 ASKED = (
@@ -148,6 +148,7 @@ def run() -> None:
     """All rounds. Each appends its line to the rows."""
     if not (FOLDER / "stream.jsonl").exists():
         write_stream(FOLDER / "stream.jsonl")
+    ROWS.parent.mkdir(exist_ok=True)
     first = aligned(FOLDER / "first", STARTS / "start-4", 360, 0)
     code = fine_tuned()
     lines = pd.read_csv(ROWS).to_dict("records") if ROWS.exists() else []
