@@ -295,9 +295,9 @@ def statement(config: TuneConfig, tests: Sequence[Tried]) -> str:
     count = sum(tried.lower_limit is not None for tried in tests)
     chosen = [tried for tried in tests if tried.met][-1]
     proof = "" if chosen.lower_limit is not None else " The chosen setting meets it by proof."
+    end = "and met it" if tests[-1].met else "until one failed"
     return (
         f"bound: {config.bound}.{proof} {count} {'setting was' if count == 1 else 'settings were'} "
-        f"tested on {config.num_confirmed} other examples, the most certain first, until one "
-        f"failed. The chosen setting misses the bound in at most {1 - config.confidence:.0%} of "
+        f"tested on {config.num_confirmed} other examples, the most certain first, {end}. The chosen setting misses the bound in at most {1 - config.confidence:.0%} of "
         "such runs."
     )

@@ -167,9 +167,9 @@ def perform(
     except StopIteration as end:
         code = end.value
     if hidden and not table and not as_json:
-        again = "measures again, and" if page.endswith("_page") else "also"
-        again = "with --resume" if resumes else again
-        stdout.print(f"--table {again} prints tables and the meaning of each column", style="dim")
+        again = "--table measures again, and" if page.endswith("_page") else "--table also"
+        again = "the same command with --resume --table" if resumes else again
+        stdout.print(f"{again} prints tables and the meaning of each column", style="dim")
     if rows is not None:
         from paceline.results.row import write_rows
 

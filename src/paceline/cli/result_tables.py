@@ -85,8 +85,9 @@ def verdict_lines(found: Measurement) -> Iterator[RenderableType]:
     samples = config.draft != NGRAM and not proposal_params(*config.scoring[:2]).greedy
     if samples and not found.engine:
         yield (
-            f"an engine that drafts greedily, as vLLM does by default, accepts "
-            f"{found.figure('greedy_draft_acceptance')}: --draft-temperature 0 measures that"
+            f"this is for a sampled draft; an engine that drafts greedily, as vLLM does by default, "
+            f"accepts {found.figure('greedy_draft_acceptance')} of its tokens: --draft-temperature "
+            "0 gives the verdict for that"
         )
     yield from disturbed_line(found.disturbance)
     yield from _slice_lines(found)
@@ -316,7 +317,7 @@ def losslessness_lines(report: LosslessnessReport) -> Iterator[RenderableType]:
         yield f"a rule broken on purpose: {caught}  {_describe(broken)}"
     if report.exit_code == 0:
         models = shlex.join([config.draft, "--target", config.target])
-        yield f"next: paceline export {models} --to vllm --out DIR"
+        yield f"next: paceline export {models} --to vllm --gamma N --out DIR, with the N of measure"
 
 
 def _describe(check: DistributionCheck) -> str:

@@ -230,7 +230,10 @@ def next_step(
         most = max(map(gamma_of, rows))
         if most > 1 and verdict.gamma == most and "engine" not in rows[0].setting:
             return f"try longer blocks: --gammas {most},{most + most // 2},{2 * most}"
-        return f"paceline verify {options} --self-test, then paceline export"
+        return (
+            f"paceline verify {options} --self-test, then paceline export with --gamma "
+            f"{verdict.gamma}"
+        )
     if not verdict.decided:
         factor = ((speedup.high - speedup.low) / 2 / max(abs(speedup.value - 1), 1e-9)) ** 2
         if factor > _MOST_FACTOR:
