@@ -298,6 +298,7 @@ def statement(config: TuneConfig, tests: Sequence[Tried]) -> str:
     end = "and met it" if tests[-1].met else "until one failed"
     return (
         f"bound: {config.bound}.{proof} {count} {'setting was' if count == 1 else 'settings were'} "
-        f"tested on {config.num_confirmed} other examples, the most certain first, {end}. The chosen setting misses the bound in at most {1 - config.confidence:.0%} of "
+        f"tested on {config.num_confirmed} other examples, the most certain first, {end}. "
+        f"The chosen setting misses the bound in at most {1 - config.confidence:.0%} of "
         "such runs."
     )

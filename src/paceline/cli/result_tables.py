@@ -85,7 +85,7 @@ def verdict_lines(found: Measurement) -> Iterator[RenderableType]:
     samples = config.draft != NGRAM and not proposal_params(*config.scoring[:2]).greedy
     if samples and not found.engine:
         yield (
-            f"this is for a sampled draft; an engine that drafts greedily, as vLLM does by default, "
+            "this is for a sampled draft; an engine that drafts greedily, as vLLM does by default, "
             f"accepts {found.figure('greedy_draft_acceptance')} of its tokens: --draft-temperature "
             "0 gives the verdict for that"
         )
