@@ -128,7 +128,6 @@ def processor_flags() -> frozenset[str]:
 
 @functools.cache
 def processor_name() -> str:
-    """The processor's model name."""
     for line in _cpuinfo():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()

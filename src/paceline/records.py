@@ -387,7 +387,6 @@ class RunDirectory:
         return read_json_mapping(self.manifest) if self.manifest.exists() else None
 
     def write_result(self, result: dict[str, Any]) -> None:
-        """Write result.json."""
         atomic_write_text(self.result, json.dumps(result, indent=2) + "\n")
 
     def read_result(self) -> dict[str, Any] | None:

@@ -54,7 +54,6 @@ def digest(*parts: Any) -> str:
 
 
 def key_of(row: Row) -> str:
-    """Key of the row's cell."""
     return row.source.fingerprints["key"]
 
 

@@ -57,7 +57,6 @@ class ScoreConfig(StrictModel):
         return self
 
     def check(self, checks: InputChecks) -> None:
-        """Check the inputs; raises UsageError."""
         checks.tokenizer("tokenizer", self.tokenizer)
         checks.key(self.writer)
         self.task.versions()

@@ -115,7 +115,6 @@ class TuneConfig(WithCosts, ModelsConfig):
         return KINDS.get(self.served_by)
 
     def check(self, checks: InputChecks) -> None:
-        """Check the inputs; raises UsageError."""
         RunDirectory(self.output).check_kind(self)
         checks.device(self.device)
         self.check_costs(checks, self.block_lengths)
@@ -154,7 +153,6 @@ class Tried(StrictModel):
 
     @property
     def met(self) -> bool:
-        """Whether the bound is met."""
         return self.row.setting["met"] != NOT_MET
 
     @property

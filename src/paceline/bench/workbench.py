@@ -152,7 +152,6 @@ class BenchConfig(ModelsConfig):
         return self
 
     def check(self, checks: InputChecks) -> None:
-        """Check the inputs; raises UsageError."""
         RunDirectory(self.output).check_kind(self)
         checks.device(self.device)
         checks.pair(self.target, self.draft)
@@ -184,13 +183,11 @@ class Examples(ExamplePrompts):
 
     @property
     def pair(self) -> Pair:
-        """Target and draft."""
         assert self.models is not None, "an engine has the models"
         return self.models
 
     @property
     def max_new_tokens(self) -> int:
-        """Maximum number of tokens per answer."""
         return self.config.max_new_tokens
 
     def seed_of(self, number: int) -> int:
@@ -198,7 +195,6 @@ class Examples(ExamplePrompts):
         return self.config.seed + self.config.skip_examples + number
 
     def key_of(self, cell: DecodingConfig) -> str:
-        """Key of the cell's row."""
         return cell_key(self.context, cell)
 
     def row(self, cell: DecodingConfig, **measured: Any) -> Row:
@@ -280,7 +276,6 @@ def _stamps(path: str) -> list[tuple[str, int, int]]:
 
 
 def cell_key(context: str, cell: DecodingConfig) -> str:
-    """Key of a cell's row."""
     return digest(context, cell.model_dump(mode="json"))
 
 

@@ -118,7 +118,6 @@ def write_html(file: Path | None, make: Callable[[], Page]) -> None:
 
 
 def as_json_text(result: Any) -> str:
-    """The JSON of a result."""
     return result.model_dump_json(indent=2)
 
 
@@ -238,7 +237,6 @@ class Command(typer.core.TyperCommand):
 
     @property
     def params(self) -> Any:
-        """The options and arguments."""
         return self._made.params
 
     @params.setter

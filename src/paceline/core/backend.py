@@ -53,5 +53,4 @@ def register(backend: Backend) -> None:
 
 
 def registered() -> Backend:
-    """The current backend."""
     return _Registered.backend

@@ -47,12 +47,10 @@ class Head(NamedTuple):
         return self._replace(**{name: offset_V if old_V is None else old_V + offset_V})
 
     def detached(self) -> Head:
-        """The head without gradients."""
         bias = None if self.bias_V is None else self.bias_V.detach()
         return self._replace(weight_VD=self.weight_VD.detach(), bias_V=bias)
 
     def to(self, dtype: torch.dtype) -> Head:
-        """The head in this dtype."""
         tensors = (self.weight_VD, self.bias_V, self.offset_V)
         weight, bias, offset = (None if each is None else each.to(dtype) for each in tensors)
         return self._replace(weight_VD=weight, bias_V=bias, offset_V=offset)

@@ -51,11 +51,9 @@ class TopScores(NamedTuple):
         return (self.tokens_NK != UNUSED).any(-1)
 
     def rows(self, positions: slice) -> TopScores:
-        """The scores at these positions."""
         return TopScores(*(values[positions] for values in self))
 
     def to(self, device: torch.device) -> TopScores:
-        """The scores on a device."""
         return TopScores(*(values.to(device) for values in self))
 
 

@@ -429,7 +429,6 @@ def _read_file(path: Path) -> Iterator[tuple[Mapping[str, Any], str]]:
 
 
 def _read_json_lines(path: Path) -> Iterator[tuple[Mapping[str, Any], str]]:
-    """Objects of a `.jsonl` file."""
     for line, where in read_lines(path):
         try:
             row = json.loads(line)
@@ -442,7 +441,6 @@ def _read_json_lines(path: Path) -> Iterator[tuple[Mapping[str, Any], str]]:
 
 
 def _read_parquet(path: Path) -> Iterator[tuple[Mapping[str, Any], str]]:
-    """Rows of a `.parquet` file."""
     from pyarrow import parquet  # slow to import, and not needed for other files
 
     number = itertools.count()

@@ -115,7 +115,6 @@ def _long_enough(texts: Iterable[str]) -> Iterator[str]:
 
 
 def standard_library() -> Path:
-    """Folder of Python's standard library."""
     return Path(sysconfig.get_paths()["stdlib"])
 
 

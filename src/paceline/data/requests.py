@@ -113,7 +113,6 @@ class GenerateDataConfig(StrictModel):
         return self
 
     def check(self, checks: InputChecks) -> None:
-        """Check the inputs; raises UsageError."""
         models: list[Any] = []
         if isinstance(self.writer, ModelWriter):
             models = checks.pair(self.target, self.draft)

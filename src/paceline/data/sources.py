@@ -115,7 +115,6 @@ class FixedText:
         self.stream = stream
 
     def next_batch(self, seconds_left: float = math.inf) -> TextBatch:
-        """Rows of the next examples."""
         return TextBatch([self.row(index) for index in self.stream.take_indices()], "fixed")
 
     def check(self, *, recorded: bool = False) -> None:
@@ -233,7 +232,6 @@ class MixedText:
         self.sources: dict[Origin, BatchSource] = {"fixed": fixed, "draft": draft, "target": target}
 
     def next_batch(self, seconds_left: float = math.inf) -> TextBatch:
-        """The next batch of its source."""
         origin = self.origins.at(self.origins.stream.num_drawn)
         return self.sources[origin].next_batch(seconds_left)
 

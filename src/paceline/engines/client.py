@@ -71,7 +71,6 @@ class Client:
         self._http = httpx2.Client(**connection(self.url, api_key, seconds))
 
     def close(self) -> None:
-        """Close the connections."""
         self._http.close()
 
     def get(self, path: str, shape: type[Shape]) -> Shape:

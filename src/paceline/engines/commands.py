@@ -66,7 +66,6 @@ class EngineChoice(StrictModel):
 
     @property
     def kind(self) -> type[Engine]:
-        """The engine's class."""
         return KINDS[self.engine]
 
     @property

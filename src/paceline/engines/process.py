@@ -7,7 +7,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import tempfile
 import time
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -101,7 +100,6 @@ class ServerProcess:
         return f" (killed by {signal.Signals(-code).name})" if code < 0 else ""
 
     def logged(self, text: str) -> bool:
-        """True if the log contains the text."""
         return text.encode() in self._log.read_bytes()
 
     def last_words(self) -> str:
@@ -135,15 +133,9 @@ def find_program(name: str) -> str:
 
 
 def free_port() -> int:
-    """Return a free port of 127.0.0.1."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def connect(choice: EngineChoice, client: Client) -> Server:
-    """Connect to a running server; raises EngineError if it does not answer like this engine."""
-    return choice.server(client, choice.model)
 
 
 def client_of(choice: EngineChoice) -> Client:
@@ -169,8 +161,7 @@ def started(choice: EngineChoice, setup: Setup, progress: Progress) -> Generator
     port = free_port()
     command = server_command(choice, setup, port)
     role = "plain" if setup.drafting is None else "drafting"
-    logs = cache_directory("logs") or Path(tempfile.mkdtemp(prefix="paceline-"))
-    log = logs / f"{choice.engine}-{role}-{port}.log"
+    log = cache_directory("logs") / f"{choice.engine}-{role}-{port}.log"
     environment = choice.server.environment((setup.drafting and setup.drafting.rule) or "")
     with (
         ServerProcess(command, port, log, environment) as server,
@@ -178,6 +169,6 @@ def started(choice: EngineChoice, setup: Setup, progress: Progress) -> Generator
     ):
         choice.server.check_started(setup, server.logged)
         try:
-            yield connect(choice, client)
+            yield choice.server(client, choice.model)
         except EngineError as error:
             raise EngineError(f"{error}{server.last_words()}") from error

@@ -125,7 +125,11 @@ def rejection_sample(
     uniform_N = _counted_uniforms(seed[places_N], pos, _ACCEPT, 1)[:, 0]
     behind_N = row_N == bounds[1:][request_N] - 1  # rows of bonus tokens
     accepted_N = _accepted(rule, rows, uniform_N) & ~behind_N
-    kept_B, drafted_BK = _kept(accepted_N, drafted_N, bounds[:-1], counts_B, num_speculative_steps)
+    place_BK = torch.arange(num_speculative_steps, device=accepted_N.device)
+    index_BK = (bounds[:-1, None] + place_BK).clamp(max=len(drafted_N) - 1)
+    accepted_BK = accepted_N[index_BK] & (place_BK < counts_B[:, None])
+    # drafts before the first rejection of each request
+    kept_B, drafted_BK = accepted_BK.long().cumprod(-1).sum(-1), drafted_N[index_BK]
 
     row_B = bounds[:-1] + kept_B
     last = rows.at(row_B)
@@ -173,21 +177,6 @@ def _drawn(rule: Rule, rows: _Rows, judged_B: Tensor, noise_BV: Tensor) -> Tenso
     probs_BV = torch.where(judged_B[:, None], recovered, position.target)
     drawn_B = (probs_BV.to(noise_BV) / noise_BV).argmax(-1)
     return torch.where(rows.is_greedy, rows.target_NV.argmax(-1), drawn_B)
-
-
-def _kept(
-    accepted_N: Tensor,
-    drafted_N: Tensor,
-    first_B: Tensor,
-    counts_B: Tensor,
-    width: int,
-) -> tuple[Tensor, Tensor]:
-    """Number of drafts before the first rejection of each request, and its drafts, [B, width]."""
-    place_BK = torch.arange(width, device=accepted_N.device)
-    index_BK = (first_B[:, None] + place_BK).clamp(max=len(drafted_N) - 1)
-    there_BK = place_BK < counts_B[:, None]
-    accepted_BK = accepted_N[index_BK] & there_BK
-    return accepted_BK.long().cumprod(-1).sum(-1), drafted_N[index_BK]
 
 
 def _output(drafted_BK: Tensor, kept_B: Tensor, next_B: Tensor) -> Tensor:

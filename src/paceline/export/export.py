@@ -112,7 +112,6 @@ def _round(inputs: Inputs) -> None:
 
 
 def notes_of(inputs: Inputs, launch: Launch | None) -> Iterator[str]:
-    """Return the notes for the user."""
     config, target = inputs.config, inputs.target
     if target is None:
         yield "no target is given: the model is exported alone, for serving or as a target"

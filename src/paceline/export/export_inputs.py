@@ -162,7 +162,6 @@ class Inputs:
 
     @property
     def tokenizer(self) -> Any:
-        """The exported tokenizer."""
         return self.model.tokenizer if self.target is None else self.target.tokenizer
 
     @property

@@ -136,7 +136,6 @@ def _add_rope(writer: GGUFWriter, rope: Mapping[str, Any]) -> None:
 
 
 def head_width(config: Any) -> int:
-    """Width of an attention head."""
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 

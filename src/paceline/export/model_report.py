@@ -68,7 +68,6 @@ class ModelReport(StrictModel):
 
     @property
     def passed(self) -> bool:
-        """Whether every check passed."""
         return not self.faults
 
 

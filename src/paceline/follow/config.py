@@ -192,7 +192,6 @@ class FollowConfig(StrictModel):
         )
 
     def check(self, checks: InputChecks) -> None:
-        """Check the inputs; raises UsageError."""
         RunDirectory(self.output).check_kind(self)
         restart = self.serving.restart
         if restart and restart[0] not in allowed(PROGRAMS):

@@ -14,7 +14,6 @@ import torch
 
 from paceline.config import StrictModel
 from paceline.core.betting import START, after, level_of, log_evidence
-from paceline.core.bootstrap import Interval, ratio_interval
 from paceline.core.text_scores import TextScores
 from paceline.data.collate import batches_of_like_length, collate
 from paceline.data.examples import Lengths, build_examples
@@ -159,8 +158,3 @@ class Trial(StrictModel):
     def evidence(self, error_rate: float) -> tuple[float, float]:
         """Logarithm of the capital, and what it needs."""
         return log_evidence(self.log_capitals), -math.log(level_of(self.number, error_rate))
-
-
-def calls_ratio(own: Calls, other: Calls) -> Interval:
-    """Target calls with a draft / with the other on the same texts, with its 95% interval."""
-    return ratio_interval((own.blocks_N, other.blocks_N))

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from paceline.config import StrictModel, read_result
-from paceline.core.bootstrap import Interval
+from paceline.core.bootstrap import Interval, ratio_interval
 from paceline.data.distillation_data import generate_data
 from paceline.data.input_checks import checked
 from paceline.data.prompts import record_of
@@ -29,7 +29,7 @@ from paceline.data.tokens import asked, encode_prompt
 from paceline.engines.contract import BlockCounts
 from paceline.errors import PromptError
 from paceline.fingerprints import short_hash
-from paceline.follow.judge import Calls, Judge, Trial, calls_ratio
+from paceline.follow.judge import Calls, Judge, Trial
 from paceline.follow.log import CORPUS, Logged, read
 from paceline.follow.serving import counts, serve
 from paceline.follow.store import Kept, TextStore
@@ -331,7 +331,7 @@ class Follower:
             draft=name,
             block_efficiency=found.block_efficiency,
             accepted_share=found.accepted_share,
-            calls_ratio=calls_ratio(found, own),
+            calls_ratio=ratio_interval((found.blocks_N, own.blocks_N)),
             speedup=speedup,
         )
 

@@ -47,19 +47,6 @@ _MOST_LOGITS_CUDA = 2**28
 _LEAST_TEXTS, _MOST_TEXTS = 4, 64
 
 
-def budgets_of(
-    models: Sequence[Model], prompts: Sequence[Sequence[int]], max_new_tokens: int
-) -> Tensor:
-    """Maximum number of new tokens of each text within the shortest context of the models. -> [B].
-
-    At least 1: the first token takes no space beside its prompt.
-    """
-    longest = shared_context(*models)
-    contexts = decoder_contexts(models[0], prompts)
-    free = [max_new_tokens if longest is None else longest - len(context) for context in contexts]
-    return torch.tensor(free, dtype=torch.int64).clamp(1, max_new_tokens)
-
-
 def check_longest(longest: int) -> None:
     """Raise UsageError if the longest text has no token that a block could draft."""
     if longest < 2:
@@ -130,7 +117,6 @@ class PairTexts:
 
     @property
     def lengths(self) -> list[int]:
-        """Number of tokens of each text."""
         return [len(completion) for completion in self.completions]
 
     @property
@@ -149,8 +135,14 @@ class PairTexts:
 
     @property
     def budgets(self) -> Tensor:
-        """Maximum number of tokens of each text within the shorter context, [B]."""
-        return budgets_of(self.pair, self.prompts, self.most)
+        """Maximum number of tokens of each text within the shorter context, [B].
+
+        At least 1: the first token takes no space beside its prompt.
+        """
+        longest = shared_context(*self.pair)
+        contexts = decoder_contexts(self.target, self.prompts)
+        free = [self.most if longest is None else longest - len(context) for context in contexts]
+        return torch.tensor(free, dtype=torch.int64).clamp(1, self.most)
 
 
 @torch.inference_mode()

@@ -10,7 +10,7 @@ lossless.
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import torch
 from pydantic import Field
@@ -217,7 +217,6 @@ class PredictedFrontier(Result):
 
     schema_version: Literal[1] = 1
     kind: Literal["analyze"] = "analyze"
-    computed: ClassVar = ("timed",)  # in older files alone
     config: AnalyzeConfig
     rows: list[Row]
     slices: list[Slice] = Field(default_factory=list[Slice])

@@ -266,7 +266,6 @@ class PassTimer:
 def time_request(
     decoder: Decoder, prompt: Sequence[int], max_new_tokens: int, seed: int
 ) -> TimedAnswer:
-    """Decode one request."""
     start = _now()
     stream = decoder.stream(prompt, max_new_tokens, seed)
     blocks = [next(stream)]
@@ -311,7 +310,6 @@ class PairedTimes(NamedTuple):
 
     @property
     def stats(self) -> DecodeStats:
-        """Counts of all prompts."""
         return sum(self.counts, DecodeStats())
 
     @property

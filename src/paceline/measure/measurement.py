@@ -135,11 +135,7 @@ class Measurement(Result):
     verdict: Verdict
     slices: list[Slice] = Field(default_factory=list[Slice])
     environment: dict[str, object]
-    # the last is in older files alone
-    computed: ClassVar = (
-        *("figures", "best_gamma", "disturbance", "sliced"),
-        "acceptance_by_position",
-    )
+    computed: ClassVar = ("figures", "best_gamma", "disturbance", "sliced")
 
     @model_serializer(mode="wrap")
     def _with_figures(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:

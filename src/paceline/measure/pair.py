@@ -248,7 +248,6 @@ class Pair(NamedTuple):
 
     @property
     def tokenizer(self):
-        """The tokenizer of both models."""
         assert self.target.tokenizer is not None, "load_models checks it"
         return self.target.tokenizer
 

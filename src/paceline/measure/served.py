@@ -20,7 +20,7 @@ from paceline.engines.contract import (
     check_counts,
 )
 from paceline.engines.kinds import names_of
-from paceline.engines.process import client_of, connect, started
+from paceline.engines.process import client_of, started
 from paceline.environment import environment
 from paceline.errors import EngineError, UsageError
 from paceline.measure.acceptance import PairTexts, check_longest, score_texts
@@ -239,7 +239,7 @@ class Runs:
         config, choice = self._config, self._config.engine
         if choice.url is not None:
             with closing(client_of(choice)) as client:
-                yield connect(choice, client)
+                yield choice.server(client, choice.model)
             return
         drafting = None
         if gamma:

@@ -16,12 +16,13 @@ from paceline.config import Options, Result
 from paceline.core.bootstrap import LEAST_UNITS, Interval
 from paceline.data.input_checks import checked
 from paceline.engines.commands import EngineChoice, check_permitted
-from paceline.engines.contract import Request, Setup
+from paceline.engines.contract import BlockCounts, Request, Served, Setup
 from paceline.engines.process import started
 from paceline.environment import environment
 from paceline.errors import UsageError
 from paceline.measure.engine_costs import over_starts
 from paceline.measure.pair import PairConfig
+from paceline.measure.served import Answers, speedup_by_start
 from paceline.measure.verdict import Verdict, best_code, decide_served
 from paceline.models.inspection import inspect_model
 from paceline.models.loading import fingerprint, load_tokenizer, model_directory
@@ -30,7 +31,7 @@ from paceline.results.figures import FIGURES
 from paceline.results.row import Row, Source, sums_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Sequence
     from contextlib import AbstractContextManager
 
     from pydantic import ValidationInfo
@@ -222,30 +223,21 @@ def _cell(row: Row, by_start: Sequence[float]) -> Cell:
     return Cell(row, speedup, decide_served(speedup, row, "vllm"))
 
 
-class _Group(NamedTuple):
-    """Requests that were asked at once: wall seconds, and counts."""
+def _sums(answer: Served, load: int, gamma: int) -> dict[str, float]:
+    """Sums of a group of answers.
 
-    seconds: float
-    num_tokens: int
-    num_requests: int
-    num_accepted: int
-    num_drafted: int
-
-    def sums(self, gamma: int) -> dict[str, float]:
-        """A call of the target gives its accepted tokens and one more; first tokens are apart.
-
-        vLLM counts accepted tokens behind the end, too; no call gives more than gamma + 1.
-        """
-        emitted = self.num_tokens - self.num_requests
-        calls = max(emitted - self.num_accepted, emitted / (gamma + 1))
-        return {
-            "seconds": self.seconds,
-            "tokens": float(self.num_tokens),
-            "emitted": float(emitted),
-            "calls": float(calls),
-            "accepted": float(self.num_accepted),
-            "drafted": float(self.num_drafted),
-        }
+    A call of the target gives its accepted tokens and one more; first tokens are apart. vLLM counts
+    accepted tokens behind the end, too; no call gives more than gamma + 1.
+    """
+    blocks, emitted = answer.blocks or BlockCounts(), len(answer.tokens) - load
+    return {
+        "seconds": answer.seconds,
+        "tokens": len(answer.tokens),
+        "emitted": emitted,
+        "calls": max(emitted - blocks.num_accepted, emitted / (gamma + 1)),
+        "accepted": blocks.num_accepted,
+        "drafted": blocks.num_drafted,
+    }
 
 
 def measure_speculators(config: SpeculatorsConfig, progress: Progress = silent) -> SpeculatorTable:
@@ -266,7 +258,7 @@ def measure_speculators(config: SpeculatorsConfig, progress: Progress = silent) 
         load: [requests[at : at + load] for at in range(0, len(requests) - load + 1, load)]
         for load in loads
     }
-    timed: dict[tuple[str, int], list[dict[int, _Group]]] = {}
+    timed: dict[tuple[str, int], Answers] = {}
     version = ""
     for start in range(config.starts):
         for method, text in config.methods.items():
@@ -276,14 +268,14 @@ def measure_speculators(config: SpeculatorsConfig, progress: Progress = silent) 
                 for load in loads:
                     own = range(start, len(groups[load]), config.starts)
                     found = {number: _asked(engine, groups[load][number]) for number in own}
-                    timed.setdefault((method, load), []).append(found)
+                    timed.setdefault((method, load), Answers(engine, [])).by_start.append(found)
                     progress(f"{method}, {load} at once", start + 1, config.starts)
     cells = [(method, load) for load in loads for method in config.methods]
     return SpeculatorTable(
         config=config.model_copy(update={"loads": tuple(loads)}),
         engine_version=version,
         rows=[_row(config, cell, timed) for cell in cells],
-        by_start=[_by_start(timed[NONE, cell[1]], timed[cell]) for cell in cells],
+        by_start=[speedup_by_start(timed[NONE, cell[1]], timed[cell]) for cell in cells],
         environment=environment(),
     )
 
@@ -304,53 +296,30 @@ def _server(
     return started(choice, Setup(target, None, length, config.dtype, batch_size=size), progress)
 
 
-def _asked(engine: Engine, group: Sequence[Request]) -> _Group:
+def _asked(engine: Engine, group: Sequence[Request]) -> Served:
+    """The answers of requests that are asked at once, in wall seconds."""
     served = engine.serve_together(group, len(group))
-    blocks = served.blocks
-    return _Group(
-        served.wall_s,
-        len(served.tokens),
-        len(group),
-        0 if blocks is None else blocks.num_accepted,
-        0 if blocks is None else blocks.num_drafted,
-    )
+    return served._replace(seconds=served.wall_s)
 
 
 def _row(
-    config: SpeculatorsConfig,
-    cell: tuple[str, int],
-    timed: dict[tuple[str, int], list[dict[int, _Group]]],
+    config: SpeculatorsConfig, cell: tuple[str, int], timed: dict[tuple[str, int], Answers]
 ) -> Row:
     method, load = cell
-    own, plain = (_merged(timed[name, load]) for name in (method, NONE))
+    own, plain = (timed[name, load].served for name in (method, NONE))
     gamma = _num_drafted(config.methods[method])
     units = [
-        own[number].sums(gamma)
-        | {"target_seconds": plain[number].seconds}
-        | {"target_tokens": float(plain[number].num_tokens)}
-        for number in sorted(own)
+        _sums(answer, load, gamma)
+        | {"target_seconds": alone.seconds, "target_tokens": len(alone.tokens)}
+        for answer, alone in zip(own, plain, strict=True)
     ]
     setting = {"method": method, "concurrency": load, "gamma": gamma, **config.sampling.setting}
     return Row(
         population=f"groups of {load} prompts of {config.prompts.path}",
-        units=tuple(sorted(own)),
+        units=tuple(range(len(own))),
         setting=setting | {"engine": config.engine.engine},
         sums=sums_of(units),
         source=Source.here(
             "measure --speculative-config", fingerprints={"target": fingerprint(config.target)}
         ),
     )
-
-
-def _merged(starts: Sequence[dict[int, _Group]]) -> dict[int, _Group]:
-    return {number: group for start in starts for number, group in start.items()}
-
-
-def _by_start(plain: Sequence[dict[int, _Group]], own: Sequence[dict[int, _Group]]) -> list[float]:
-    """Seconds per token without / with a method, of each start."""
-    sides = ([_seconds_per_token(one.values()) for one in side] for side in (plain, own))
-    return [without / with_method for without, with_method in zip(*sides, strict=True)]
-
-
-def _seconds_per_token(groups: Collection[_Group]) -> float:
-    return sum(one.seconds for one in groups) / sum(one.num_tokens for one in groups)

@@ -9,9 +9,7 @@ of measurements.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, cast
-
-from pydantic import model_validator
+from typing import TYPE_CHECKING
 
 from paceline.config import StrictModel
 from paceline.core.bootstrap import LEAST_UNITS, Interval, least_values
@@ -49,15 +47,6 @@ class Verdict(StrictModel):
     reason: str
     next: str = ""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _of_older_files(cls, values: Any) -> Any:
-        """Without `timed`, which older files have."""
-        if not isinstance(values, dict):
-            return values
-        known = cast("dict[str, Any]", values)
-        return {key: value for key, value in known.items() if key != "timed"}
-
     def __str__(self) -> str:
         return f"{self.word}: {self.reason}"
 
@@ -79,11 +68,6 @@ class Verdict(StrictModel):
 def best_code(codes: Sequence[int]) -> int:
     """Of several verdicts: 0 if any is GO, 1 if all are NO-GO, else 3."""
     return 0 if 0 in codes else max(codes)
-
-
-def confidence_of_low(num_gammas: int) -> float:
-    """Confidence of the interval that has the lower bound of each gamma."""
-    return 1 - _ERROR_RATE / num_gammas
 
 
 def decide(acceptance: Interval, best: Row, requests: Row, *, disturbed: bool = False) -> Verdict:
@@ -133,7 +117,7 @@ def decide_by_expected(
         remark: What the intervals leave out.
         disturbed: Why the costs are wrong; then there is no verdict.
     """
-    figure, confidence = FIGURES["expected_speedup"], confidence_of_low(len(rows))
+    figure, confidence = FIGURES["expected_speedup"], 1 - _ERROR_RATE / len(rows)  # Bonferroni
 
     def limit(row: Row) -> float:
         return figure.measure(row, confidence=confidence).low

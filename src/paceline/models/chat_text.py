@@ -163,7 +163,6 @@ def _as_parts(content: Any) -> Any:
 
 
 def text_of(content: Any) -> str:
-    """The text of a message's content."""
     if isinstance(content, str):
         return content
     return "\n".join(part["text"] for part in content or ())

@@ -48,7 +48,6 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def is_t5_like(hf: PreTrainedModel) -> bool:
-    """True if this pass supports the model."""
     config = hf.config
     return config.model_type in ARCHITECTURES and config.dense_act_fn in _ACTIVATIONS
 

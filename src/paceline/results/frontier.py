@@ -43,7 +43,6 @@ def family_of(row: Row) -> str:
 
 
 def is_lossless(row: Row) -> bool:
-    """True if the cell's decoding is lossless."""
     return row.setting.get("lossless") == LOSSLESS
 
 

@@ -92,7 +92,6 @@ class Pairs(Corpora):
     metric: scoring.Metric = "exact_match"
 
     def example(self, record: Record) -> TaskExample:
-        """A record with its answer."""
         return TaskExample(record, _reference(record))
 
     def score(self, example: TaskExample, answer: str) -> float:

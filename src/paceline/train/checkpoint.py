@@ -119,7 +119,6 @@ def _save_optimizer(optimizer: dict[str, Any], path: Path) -> None:
 
 
 def saved_model(checkpoint: Path) -> Path:
-    """The model in a checkpoint."""
     return checkpoint / _MODEL
 
 

@@ -103,7 +103,6 @@ class TrainSettings(StrictModel):
 
     @property
     def lengths(self) -> Lengths:
-        """Maximum lengths of prompts and completions."""
         return Lengths(self.max_prompt_tokens, self.max_completion_tokens)
 
     @model_validator(mode="after")
@@ -322,7 +321,6 @@ class AlignConfig(TrainSettings):
         return self
 
     def check(self, checks: InputChecks) -> None:
-        """Check the inputs; raises UsageError."""
         check_run_directory(RunDirectory(self.output), self, resume=checks.resume)
         if self.loads_target:
             target, draft = checks.pair(self.target, self.draft)

@@ -77,25 +77,14 @@ def held_out_text(
     seed: int,
     progress: Progress,
 ) -> list[TokenRow]:
-    """The target's completions of the prompts, generated once and then read from `cache`."""
-    if not cache.exists():
-        atomic_write_text(cache, _text(target, prompts, settings, seed, progress))
-    read = read_jsonl(cache)
-    return rows_of(target, *([row[key] for row in read] for key in ("prompt", "completion")))
+    """The target's completions of the prompts, generated once and then read from `cache`.
 
-
-def _text(
-    target: HfModel,
-    prompts: Sequence[Sequence[int]],
-    settings: Evaluation,
-    seed: int,
-    progress: Progress,
-) -> str:
-    """JSON lines of prompt and completion; of batching, the text depends on rounding only."""
+    Of batching, the text depends on rounding only.
+    """
     completions: dict[int, list[int]] = {}
     rng = named_generator(seed, "held-out text")
     seeds = torch.randint(2**31, (len(prompts),), generator=rng).tolist()
-    for group in batches_of_like_length(list(map(len, prompts)), _ROWS):
+    for group in () if cache.exists() else batches_of_like_length([*map(len, prompts)], _ROWS):
         part = [prompts[index] for index in group]
         texts = sample_completions(
             *(target, part, [seeds[index] for index in group], settings.max_new_tokens),
@@ -103,10 +92,14 @@ def _text(
         )
         completions |= dict(zip(group, texts, strict=True))
         progress("held-out text", len(completions), len(prompts))
-    return "".join(
-        json.dumps({"prompt": list(prompt), "completion": completions[index]}) + "\n"
-        for index, prompt in enumerate(prompts)
-    )
+    if not cache.exists():
+        lines = (
+            json.dumps({"prompt": list(prompt), "completion": completions[index]}) + "\n"
+            for index, prompt in enumerate(prompts)
+        )
+        atomic_write_text(cache, "".join(lines))
+    read = read_jsonl(cache)
+    return rows_of(target, *([row[key] for row in read] for key in ("prompt", "completion")))
 
 
 class AgreementEvaluator:

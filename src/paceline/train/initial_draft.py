@@ -144,7 +144,6 @@ def check_place(config: DraftConfig) -> None:
 
 
 def make_draft(config: DraftConfig, target: HfModel) -> HfModel:
-    """Create the draft."""
     hf = text_model(target.hf)
     target = target if hf is target.hf else target.rewrap(hf)
     texts = _texts(config, target)

@@ -104,7 +104,6 @@ class PretrainConfig(TrainSettings):
     optimizer: Optimizer = AdamW()
 
     def check(self, checks: InputChecks) -> None:
-        """Check the inputs; raises UsageError."""
         check_run_directory(RunDirectory(self.output), self, resume=checks.resume)
         start = checks.model("model", self.model) if isinstance(self.model, str) else None
         if start is None and isinstance(self.tokenizer, str):

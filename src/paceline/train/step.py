@@ -179,7 +179,12 @@ class Stepper:
 
         def scored() -> tuple[Tensor | None, Tensor | None]:
             hidden_ND = self.score(rows, batch, terms)
-            return hidden_ND, self._normalisers_of(rows, batch, hidden_ND, terms)
+            needed = any(term.counts_acceptance for term in terms)
+            if hidden_ND is None or self.model.draft_vocabulary is None or not needed:
+                return hidden_ND, None
+            assert self.target is not None, "hidden states come from a target"
+            lengths = batch.mask_BT.sum(-1).tolist()
+            return hidden_ND, self._normalisers.of(rows, lengths, hidden_ND, self.target.head)
 
         if all(row.target_hidden_TD is not None for row in rows):
             return scored
@@ -208,22 +213,6 @@ class Stepper:
             next(computed) if row.target_hidden_TD is None else row.target_hidden_TD for row in rows
         ]
         return torch.cat([state.to(device) for state in states])
-
-    def _normalisers_of(
-        self,
-        rows: Sequence[TokenRow],
-        batch: TokenBatch,
-        hidden_ND: Tensor | None,
-        terms: Sequence[Objective],
-    ) -> Tensor | None:
-        """See `TargetScores.normalisers_N`; only an acceptance over some tokens needs them."""
-        if hidden_ND is None or self.model.draft_vocabulary is None:
-            return None
-        if not any(term.counts_acceptance for term in terms):
-            return None
-        assert self.target is not None, "hidden states come from a target"
-        lengths = batch.mask_BT.sum(-1).tolist()
-        return self._normalisers.of(rows, lengths, hidden_ND, self.target.head)
 
     def _target_hidden(self, batch: TokenBatch) -> Tensor:
         assert self.target is not None, "a divergence needs a target"

@@ -245,7 +245,6 @@ def _best_cells(frontier: Frontier) -> Table:
 
 
 def tune_page(found: Tuned, environment: Mapping[str, Any] | None = None) -> Page:
-    """The page of a tuned setting."""
     config = found.config
     source = source_of("tune", config, environment)
     task = f"Task: {config.task.task}, {sampling_words(vars(config.sampling))}"

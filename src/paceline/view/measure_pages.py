@@ -61,7 +61,6 @@ _OF_TRIED = ("decoding_tokens_per_s", "expected_speedup")
 
 
 def measure_page(found: Measurement) -> Page:
-    """The page of a measurement."""
     source = source_of("measure", found.config, found.environment)
     verdict = found.verdict
     sizes = {f"{role} parameters": size for role, size in found.texts.source.sizes.items()}
@@ -152,7 +151,6 @@ def _acceptance(found: Measurement) -> Section:
 
 
 def drafts_page(found: DraftComparison) -> Page:
-    """The page of several drafts on the same texts."""
     first = found.measurements[0]
     source = source_of(
         "measure",
@@ -175,7 +173,6 @@ def drafts_page(found: DraftComparison) -> Page:
 
 
 def speculators_page(found: SpeculatorTable) -> Page:
-    """The page of several methods in vLLM."""
     source = source_of("measure --speculative-config", found.config, found.environment)
     return Page(
         title="Which speculator, at which load?",
@@ -242,7 +239,6 @@ def _served_speed(found: ServedMeasurement) -> list[Section]:
 
 
 def verify_page(found: LosslessnessReport) -> Page:
-    """The page of a test of losslessness."""
     source = source_of("verify", found.config)
     greedy, sampled, broken = found.greedy, found.distribution, found.broken_distribution
     texts = greedy.counts

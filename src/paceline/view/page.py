@@ -90,7 +90,6 @@ def interval_text(found: Interval, format: str = "", unit: str = "", between: st
 
 
 def is_unknown(value: Any) -> bool:
-    """Whether a value is None or NaN."""
     value = value.value if isinstance(value, Interval) else value
     return value is None or (isinstance(value, float) and math.isnan(value))
 

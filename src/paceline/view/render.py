@@ -42,7 +42,6 @@ _VEGA_LITE = "6.4"  # the version that Vega-Altair 6 writes
 
 
 def render(page: Page) -> str:
-    """The page as HTML."""
     rows = [row for block in page.blocks for row in block.rows]
     bounds = any(isinstance(value, Interval) for row in rows for value in row.values())
     return (
@@ -75,7 +74,6 @@ def _data(page: Page) -> dict[str, Any]:
 
 
 def write(page: Page, path: Path) -> None:
-    """Write the page."""
     atomic_write_text(path, render(page))
 
 
@@ -115,7 +113,6 @@ def _numbers_of_columns(rows: Sequence[Line], lines: Sequence[Mapping[str, Any]]
 
 
 def template(name: str) -> str:
-    """A file of the templates' directory."""
     return (resources.files("paceline.view") / "templates" / name).read_text("utf-8")
 
 

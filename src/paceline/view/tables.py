@@ -192,7 +192,6 @@ def served_tables(found: ServedMeasurement) -> list[Table]:
 
 
 def steps_table(costs: EngineCosts) -> Table:
-    """The time of an engine's steps."""
     lines: list[Line] = []
     for step in costs.steps:
         ends = (1e3 * step.seconds.value, 1e3 * step.seconds.low, 1e3 * step.seconds.high)

@@ -114,11 +114,6 @@ def test_the_best_of_several_gammas_needs_a_larger_gain():
     ) in found.reason
 
 
-def test_a_verdict_of_an_older_file_is_read():
-    found = Verdict.model_validate({"go": True, "timed": True, "gamma": 2, "reason": "r"})
-    assert (found.word, found.gamma) == ("GO", 2)
-
-
 def test_timed_requests_have_the_interval_of_their_row():
     alone = [1.0 + 0.1 * (number % 3) for number in range(12)]
     sums = {"target_seconds": alone, "target_tokens": [9] * 12}

@@ -67,14 +67,6 @@ def test_a_run_without_rows_says_what_is_missing(kind: str, reason: str, tmp_pat
         read_page(tmp_path)
 
 
-def test_a_measurement_of_before_a_key_went_is_read(tmp_path: Path):
-    file = reports.measurement(tmp_path)
-    verdict = read_page(file).page.verdict
-    older = json.loads(file.read_text()) | {"acceptance_by_position": [0.7, 0.65]}
-    file.write_text(json.dumps(older))
-    assert read_page(file).page.verdict == verdict
-
-
 def test_a_directory_without_a_run_and_a_missing_path_are_refused(tmp_path: Path):
     with pytest.raises(UsageError, match="holds no run"):
         read_page(tmp_path)

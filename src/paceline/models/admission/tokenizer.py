@@ -117,7 +117,6 @@ def _other_text(tokenizer: Any, reference: TokenizerFile) -> str | None:
 
 
 def tokenizer_paths(directory: Path) -> list[Path]:
-    """What a directory holds of a tokenizer."""
     return [path for pattern in TOKENIZER_FILES for path in sorted(directory.glob(pattern))]
 
 
