@@ -76,35 +76,29 @@ def task_garden() -> Iterator[dict[str, Any]]:
         yield part(task, "garden", f"--task {task}", SHARED, target_of(task))
 
 
-def task_text() -> dict[str, Any]:
-    """Documentation and code, for direct alignment."""
-    options = [option for name in PACKAGES for option in ("--package", name)]
-    command = [PACELINE, "corpus", "--overwrite", "--out", str(ROOT / "documentation"), *options]
-    return {"actions": [command], "targets": [ROOT / "documentation" / "held_out.jsonl"]} | {
-        "uptodate": [True]
-    }
-
-
-def task_start() -> dict[str, Any]:
-    """The draft that is cut from the chat model, for direct alignment."""
-    text, out = ROOT / "documentation" / "beginnings.jsonl", ROOT / "start"
-    command = f"{PACELINE} draft --target {CHAT} --out {out} --text {text} {START}"
-    return {
-        "actions": [f"test -e {out} || {command}"],
-        "file_dep": [CHAT],
-        "task_dep": ["text"],
-        "targets": [out / "model.safetensors"],
-    }
-
-
 def task_tune() -> Iterator[dict[str, Any]]:
     """The learning rate of every arm, on draws that are not used again."""
     module = PAPERS / "distillspec" / "run.py"
     for task in TASKS:
         needs, makes = [*SHARED, module, target_of(task)], FOLDER / task / "rates.json"
         yield part(task, "distillspec.run", f"--task {task} --tune", needs, makes)
-    needs = [ROOT / "start" / "model.safetensors", PAPERS / "direct_alignment" / "run.py"]
-    yield part("direct", "direct_alignment.run", "--tune", needs, FOLDER / "direct" / "rates.json")
+    module = PAPERS / "direct_alignment" / "run.py"
+    made = FOLDER / "direct" / "rates.json"
+    found = part("direct", "direct_alignment.run", "--tune", [module], made)
+    yield found | {"actions": [*begin_direct(), *found["actions"]]}
+
+
+def begin_direct() -> list[str]:
+    """Text, and the draft that is cut from the chat model.
+
+    They belong to the search of rates, the longest part, which can so begin first: a part that
+    waits for another one runs behind all that do not.
+    """
+    text, out = ROOT / "documentation", ROOT / "start"
+    packages = " ".join(f"--package {name}" for name in PACKAGES)
+    corpus = f"{PACELINE} corpus --overwrite --out {text} {packages}"
+    draft = f"{PACELINE} draft --target {CHAT} --out {out} --text {text}/beginnings.jsonl {START}"
+    return [f"test -e {text}/pretraining.jsonl || {corpus}", f"test -e {out} || {draft}"]
 
 
 def task_draw() -> Iterator[dict[str, Any]]:

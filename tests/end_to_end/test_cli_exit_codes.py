@@ -21,8 +21,8 @@ from support.texts import Run, one_line, refused
 # For each command, arguments that get it going and something that it then calls.
 BUILD = "paceline.cli.options.build"
 CONFIGURED = (
-    "draft pretrain generate-data align measure analyze verify trajectory perplexity score bench "
-    "tune"
+    "draft pretrain generate-data align follow measure analyze verify trajectory perplexity score "
+    "bench tune"
 )
 STARTS = {
     **{name: ((name,), BUILD) for name in CONFIGURED.split()},

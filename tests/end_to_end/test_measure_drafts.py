@@ -101,7 +101,6 @@ def test_lookups_in_the_text_are_a_draft_without_a_model(run: Run, folder: Path)
             flat = p_V.clamp(max=1 / len(p_V)).sum()
             wanted.append(float(flat if token is None else p_V[token]))
     assert found.figure("expected_acceptance").value == pytest.approx(np.mean(wanted), rel=1e-4)
-    assert found.texts.totals["cost_ratio"] < 1
 
     code, out, _ = run(*arguments(folder, "draft"), "--draft", "ngram", "--json")
     assert code in (0, 1, 3)
