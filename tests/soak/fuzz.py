@@ -38,7 +38,7 @@ from support.gguf_files import written
 from support.processes import run_command
 from support.runs import write_corpus, write_pair
 
-PER_CHILD, SECONDS, MEMORY = 250, 20, 6 << 30
+PER_CHILD, SECONDS, MEMORY = 250, 20, 20 << 30
 SHORT = ("--max-prompt-tokens", "30", "--max-new-tokens", "8")
 STRANGE: tuple[Any, ...] = (
     *(None, True, -1, 0, 3, 1e30, float("nan"), 10**400, "", "x", "a\ud800", "../..", "/dev/null"),
