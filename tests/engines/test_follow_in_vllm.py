@@ -165,5 +165,5 @@ def test_rounds_swap_the_draft_of_a_running_server(tmp_path: Path, monkeypatch: 
             ask(served.url)
             last = one_round(states.url, **urls)
     assert last.share is not None
-    assert last.share == pytest.approx(last.compared[0].accepted_share, abs=0.08)
+    assert last.share == pytest.approx(last.compared[0].draft_acceptance_rate, abs=0.08)
     assert last.serving == "000001"

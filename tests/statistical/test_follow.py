@@ -55,7 +55,7 @@ class Simulated(Follower):
     def _compared(self, name: str, found: Calls, own: Calls) -> Compared:
         del found, own
         ratio = Interval(1.0, 1.0, 1.0)
-        return Compared(draft=name, block_efficiency=1, accepted_share=1, calls_ratio=ratio)
+        return Compared(draft=name, block_efficiency=1, draft_acceptance_rate=1, calls_ratio=ratio)
 
 
 def days_with_a_swap(count: int, gain: float = 0.0) -> int:

@@ -262,8 +262,8 @@ def round_lines(found: Round) -> Iterator[RenderableType]:
     if found.num_unreadable:
         new.append(f"{found.num_unreadable} not read, as {found.fault}")
     words = f"{own.block_efficiency:.2f} tokens per target call with {own.draft}"
-    if own.speedup is not None:
-        words += f", expected {own.speedup:.2f}x"
+    if own.expected_speedup is not None:
+        words += f", expected {own.expected_speedup:.2f}x"
     yield f"round {found.number}: {'; '.join(new)}; {words}"
     for one in others:
         ratio = one.calls_ratio.text(".3f", "x")

@@ -70,8 +70,8 @@ class Serving(StrictModel):
         to: The engine that the draft is exported for.
         metrics_url: URL of a vLLM or llama-server, whose counters say how much it accepts; null:
             they are not read.
-        most_drop: Fraction by which the accepted share of drafted tokens may fall, from one round
-            to the next, without an alarm.
+        most_drop: Part of the draft acceptance rate (accepted / drafted tokens) of a draft's first
+            round that may be lost without an alarm.
         reload_url: URL of a vLLM that loads the new weights when a draft is swapped; it needs
             VLLM_SERVER_DEV_MODE=1 and the worker extension of `paceline.engines.vllm_reload`.
         restart: Command, as a list of words, that restarts the engine when a draft is swapped; give

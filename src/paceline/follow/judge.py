@@ -51,7 +51,7 @@ class Calls(NamedTuple):
         return float(self.tokens_N.sum() / self.blocks_N.sum())
 
     @property
-    def accepted_share(self) -> float:
+    def draft_acceptance_rate(self) -> float:
         """Accepted / drafted tokens, as engines count them."""
         accepted = self.tokens_N.sum() - self.blocks_N.sum()
         return float(accepted / self.drafted_N.sum().clamp(min=1e-9))

@@ -68,16 +68,16 @@ class Compared(StrictModel):
     Attributes:
         draft: Its name.
         block_efficiency: Tokens per target call.
-        accepted_share: Expected accepted / drafted tokens.
+        draft_acceptance_rate: Expected accepted / drafted tokens.
         calls_ratio: Target calls / those with the served draft, with its interval.
-        speedup: Expected speedup with `judging.costs`; None without.
+        expected_speedup: Expected speedup with `judging.costs`; None without.
     """
 
     draft: str
     block_efficiency: float
-    accepted_share: float
+    draft_acceptance_rate: float
     calls_ratio: Interval
-    speedup: float | None = None
+    expected_speedup: float | None = None
 
 
 class Round(StrictModel):
@@ -99,7 +99,7 @@ class Round(StrictModel):
         watch: Test of the draft that was replaced against the one that is served.
         share: Accepted / drafted tokens of the engine since the last round; None: not known.
         reference: What `share` is compared with: that of the first round of the served draft.
-        share_before: Share of the draft that was replaced.
+        rate_before: Share of the draft that was replaced.
         num_tests: Number of tests so far.
         start: Name of the draft that the next one starts from.
         alarms: What a person should look at.
@@ -120,13 +120,13 @@ class Round(StrictModel):
     watch: Trial | None = None
     share: float | None = None
     reference: float | None = None
-    share_before: float | None = None
+    rate_before: float | None = None
     num_tests: int = 0
     start: str = INITIAL
     alarms: tuple[str, ...] = ()
 
 
-_CARRIED = ("serving", "trial", "watch", "reference", "share_before", "num_tests", "start")
+_CARRIED = ("serving", "trial", "watch", "reference", "rate_before", "num_tests", "start")
 
 
 def follow(config: FollowConfig, *, progress: Progress = silent) -> list[Round]:
@@ -287,11 +287,11 @@ class Follower:
             "decision": "first" if trial is None else "waiting",
         }
         values["alarms"] = tuple(self._alarms(share, values["reference"], compared[0]))
-        swap = {"share_before": share, "reference": None, "trial": None, "watch": None}
+        swap = {"rate_before": share, "reference": None, "trial": None, "watch": None}
         if watch is not None:
             evidence, needed = watch.evidence(config.error_rate)
             just_swapped = self.last is not None and self.last.decision == "swapped"
-            fell = just_swapped and self._is_below(share, found.share_before)
+            fell = just_swapped and self._is_below(share, found.rate_before)
             if evidence >= needed or fell:
                 swap |= {"decision": "brought back", "evidence": (evidence, needed)}
                 swap |= {"serving": watch.draft, "start": watch.draft}
@@ -330,9 +330,9 @@ class Follower:
         return Compared(
             draft=name,
             block_efficiency=found.block_efficiency,
-            accepted_share=found.accepted_share,
+            draft_acceptance_rate=found.draft_acceptance_rate,
             calls_ratio=ratio_interval((found.blocks_N, own.blocks_N)),
-            speedup=speedup,
+            expected_speedup=speedup,
         )
 
     def _is_below(self, share: float | None, reference: float | None) -> bool:
@@ -344,13 +344,14 @@ class Follower:
         """What a person should look at, in words."""
         if self._is_below(share, reference):
             yield f"the engine accepts {share:.3f} of the drafted tokens, {reference:.3f} before"
-        if self._is_below(share, own.accepted_share):
+        expected = own.draft_acceptance_rate
+        if self._is_below(share, expected):
             yield (
-                f"the engine accepts {share:.3f} of the drafted tokens, {own.accepted_share:.3f} "
-                "are expected: it may serve another draft, target or temperature"
+                f"the engine accepts {share:.3f} of the drafted tokens, {expected:.3f} are "
+                "expected: it may serve another draft, target or temperature"
             )
-        if own.speedup is not None and own.speedup < 1:
-            yield f"the expected speedup is {own.speedup:.2f}: serve without a draft"
+        if own.expected_speedup is not None and own.expected_speedup < 1:
+            yield f"the expected speedup is {own.expected_speedup:.2f}: serve without a draft"
 
     def _trained(self, folder: Path, found: Round, target: str) -> Round:
         """Train the draft of the next test."""

@@ -106,4 +106,4 @@ def test_texts_alone_are_not_enough_where_drafts_are_sampled(folder: Path):
 
 def test_the_target_as_its_own_sampled_draft_is_always_accepted(folder: Path):
     judge = judged(folder, "states", serving={"to": "transformers"})
-    assert judge.calls(folder / "target").accepted_share > 0.98
+    assert judge.calls(folder / "target").draft_acceptance_rate > 0.98
