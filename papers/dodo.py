@@ -2,7 +2,7 @@
 
     .venv/bin/python -m doit list -f papers/dodo.py -d . --all -s     the parts and their state
     .venv/bin/python -m doit -f papers/dodo.py -d . garden:sums       one, and what it needs
-    GARDEN=5 make papers                         another garden: other texts, targets and draws
+    GARDEN=7 make papers                         another garden: other texts, targets and draws
     .venv/bin/python -m doit -f papers/dodo.py -d . -n 2 parallel     parallel drafts, for hours
 
 A part that was stopped goes on when it is run again. A part whose files have the digests of its
@@ -28,7 +28,7 @@ from papers.statistics import NAMES, PAPERS
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-GARDEN = int(os.environ.get("GARDEN", "4"))
+GARDEN = int(os.environ.get("GARDEN", "5"))
 ROOT = Path("runs/papers")
 FOLDER = ROOT / f"garden-{GARDEN}"
 DOIT_CONFIG = {"backend": "kept", "dep_file": "runs/papers/doit.json", "verbosity": 2}

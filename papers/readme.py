@@ -71,18 +71,23 @@ def intervals_of(found: dict[str, pd.Series]) -> list[Interval]:
     return [interval(list(values), error) for values in found.values()]
 
 
+def sentences(name: str) -> pd.DataFrame:
+    """The claims of a paper: its sentence, and what is measured."""
+    return pd.DataFrame(
+        {"": claim.id, "the paper": f"{claim.says} ({claim.place})", "here": claim.words}
+        for claim in read_claims(name)
+    )
+
+
 def verdicts(name: str, rows: pd.DataFrame) -> pd.DataFrame:
-    """The claims of a paper: the sentence, what is measured, and each garden's answer."""
-    lines: list[dict[str, str]] = []
-    for claim in read_claims(name):
-        line = {"": claim.id, "the paper": f"{claim.says} ({claim.place})", "here": claim.words}
-        for garden, own in rows.groupby("garden"):
-            found = found_of(name, claim, own)
-            each = intervals_of(found)
-            line[f"garden {garden}"] = "; ".join(map(_shown, found, each))
-            line[f"n, planned power {garden}"] = _power(claim, each)
-            line[f"verdict {garden}"] = _said(claim, own, each)
-        lines.append(line)
+    """Each garden's answer to each claim of a paper."""
+    lines: list[dict[str, Any]] = []
+    for claim, (garden, own) in itertools.product(read_claims(name), rows.groupby("garden")):
+        found = found_of(name, claim, own)
+        each = intervals_of(found)
+        line = {"": claim.id, "garden": garden, "verdict": _said(claim, own, each)}
+        line["intervals"] = "; ".join(map(_shown, found, each))
+        lines.append(line | {"n, planned power": _power(claim, each)})
     return pd.DataFrame(lines)
 
 
@@ -123,13 +128,13 @@ def wrong_verdicts(name: str, rows: pd.DataFrame) -> tuple[int, int, float]:
 
 def compared(table: pd.DataFrame) -> str:
     """Claims whose verdicts differ between gardens: those that contradict, and others."""
-    columns = [column for column in table if column.startswith("verdict")]
-    said = table[[name for name in columns if not table[name].str.startswith("no verdict").all()]]
+    told = table[~table["verdict"].str.startswith("no verdict")]
+    said = told.pivot(index="", columns="garden", values="verdict").reindex(table[""].unique())
     if said.shape[1] < 2:
         return ""
     differ = said.nunique(axis=1) > 1
     flipped = said.eq("holds").any(axis=1) & said.isin(_NOT).any(axis=1)
-    flips, others = (", ".join(table[""][one]) or "none" for one in (flipped, differ & ~flipped))
+    flips, others = (", ".join(said.index[one]) or "none" for one in (flipped, differ & ~flipped))
     return (
         f"Claims that hold in one garden and are refused in another: {flips}. "
         f"Verdicts that differ otherwise, such as undecided in one: {others}. "
@@ -149,7 +154,7 @@ def text_of_claims(name: str, rows: pd.DataFrame) -> str:
     table = verdicts(name, rows)
     wrong, total, stated = wrong_verdicts(name, rows)
     return (
-        f"{table.to_markdown(index=False)}\n\n"
+        f"{sentences(name).to_markdown(index=False)}\n\n{table.to_markdown(index=False)}\n\n"
         f"{compared(table)}With names shuffled in each draw, {wrong} of {total} claims have a "
         f"sign; stated are {stated:.1f}.\n"
     )
