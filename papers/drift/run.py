@@ -25,6 +25,7 @@ from paceline.config import load_config
 from paceline.follow import FollowConfig, follow
 from paceline.follow.judge import Judge
 from paceline.records import atomic_write_text
+from paceline.results import FIGURES
 from paceline.train import AlignConfig, align
 from papers.garden import ROOT
 from papers.parallel_drafts.run import FOLDER as STARTS
@@ -140,8 +141,10 @@ def line_of(found: Round, drafts: dict[str, Path], settings: FollowConfig) -> di
     parquet.write_table(table.filter(compute.field("round") == number), texts)
     judge = Judge(settings, texts)
     line = {"round": number, "requests": found.num_requests, "decision": found.decision}
-    line |= {"serving": found.serving, "followed": found.compared[0].block_efficiency}
-    return line | {name: judge.calls(path).block_efficiency for name, path in drafts.items()}
+    rows = {name: judge.row(path, name) for name, path in drafts.items()}
+    rows["followed"] = found.compared[0]
+    tau = FIGURES["block_efficiency"]
+    return line | {"serving": found.serving} | {name: tau.value(row) for name, row in rows.items()}
 
 
 def run() -> None:

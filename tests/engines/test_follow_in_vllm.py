@@ -20,6 +20,7 @@ from paceline.engines.texts import OpenAIWriter
 from paceline.follow import FollowConfig, Round, follow
 from paceline.models.loading import load_tokenizer
 from paceline.models.token_text import tokens_of
+from paceline.results import FIGURES
 from support.engines import ENVIRONMENT, FOLDER, PROGRAMS, TARGET, skip_without, target_of_vllm
 from support.processes import run_command
 from support.real_servers import AT_ONCE, servers
@@ -164,6 +165,7 @@ def test_rounds_swap_the_draft_of_a_running_server(tmp_path: Path, monkeypatch: 
             assert one_round(states.url, **urls).decision == "swapped"
             ask(served.url)
             last = one_round(states.url, **urls)
-    assert last.share is not None
-    assert last.share == pytest.approx(last.compared[0].draft_acceptance_rate, abs=0.08)
+    assert last.acceptance_rate is not None
+    expected = FIGURES["draft_acceptance_rate"].value(last.compared[0])
+    assert last.acceptance_rate == pytest.approx(expected, abs=0.08)
     assert last.serving == "000001"

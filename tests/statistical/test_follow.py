@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from paceline.core.bootstrap import Interval
 from paceline.follow.config import FollowConfig
-from paceline.follow.judge import Calls, Trial
-from paceline.follow.rounds import Compared, Follower, Round
+from paceline.follow.judge import Trial
+from paceline.follow.rounds import Follower, Round
+from paceline.results import Row
+from paceline.results.row import Source
 
 DAYS, ROUNDS, TEXTS, NEW, MOST = 200, 24, 64, 48, 22
 
@@ -45,17 +45,14 @@ class Simulated(Follower):
             found.append(self.last)
         return found
 
-    def _calls(self, judge: Any, name: str, at: int, count: int) -> Calls:
+    def _row(self, judge: Any, name: str, at: int, count: int) -> Row:
         del judge, at, count
         better = self.gain if name != "initial" else 0.0
         own = self.rng.normal(1 - better, 0.15, TEXTS).clip(0.3, 1.1)
-        blocks = torch.tensor(self.lengths * own)
-        return Calls(torch.ones(TEXTS), blocks, torch.ones(TEXTS))
-
-    def _compared(self, name: str, found: Calls, own: Calls) -> Compared:
-        del found, own
-        ratio = Interval(1.0, 1.0, 1.0)
-        return Compared(draft=name, block_efficiency=1, draft_acceptance_rate=1, calls_ratio=ratio)
+        sums = {"emitted": (1.0,) * TEXTS, "calls": tuple(map(float, self.lengths * own))}
+        sums |= {"accepted": (1.0,) * TEXTS, "drafted": (1.0,) * TEXTS}
+        values = {"population": "texts", "units": tuple(range(TEXTS)), "setting": {"draft": name}}
+        return Row(**values, sums=sums, source=Source(command="a test"))
 
 
 def days_with_a_swap(count: int, gain: float = 0.0) -> int:
@@ -71,8 +68,8 @@ def test_days_of_equal_drafts_have_hardly_any_swap():
 def test_a_z_test_of_each_round_would_swap_on_most_days(monkeypatch: pytest.MonkeyPatch):
     """The mutant: evidence of a round alone, with 5% for each."""
 
-    def with_texts(self: Trial, own: Calls, other: Calls, most: int) -> Trial:
-        saved = (other.blocks_N - own.blocks_N) / most
+    def with_texts(self: Trial, own: Row, other: Row, most: int) -> Trial:
+        saved = (np.array(other.sums["calls"]) - np.array(own.sums["calls"])) / most
         z = float(saved.mean() / saved.std() * len(saved) ** 0.5)
         return self.model_copy(update={"rounds": self.rounds + 1, "log_capitals": (z,)})
 

@@ -261,13 +261,14 @@ def round_lines(found: Round) -> Iterator[RenderableType]:
     new = [f"{found.num_requests:,} requests, {found.num_answered} answered again"]
     if found.num_unreadable:
         new.append(f"{found.num_unreadable} not read, as {found.fault}")
-    words = f"{own.block_efficiency:.2f} tokens per target call with {own.draft}"
-    if own.expected_speedup is not None:
-        words += f", expected {own.expected_speedup:.2f}x"
+    tau, speedup = FIGURES["block_efficiency"], FIGURES["expected_speedup"]
+    words = f"{tau.value(own):.2f} tokens per target call with {own.setting['draft']}"
+    if speedup.is_in(own):
+        words += f", expected {speedup.measure(own).text('.2f', 'x')}"
     yield f"round {found.number}: {'; '.join(new)}; {words}"
     for one in others:
-        ratio = one.calls_ratio.text(".3f", "x")
-        yield f"  {one.draft}: {one.block_efficiency:.2f}, target calls {ratio}"
+        gain = tau.gain(one, own).text(".3f", "x")
+        yield f"  {one.setting['draft']}: {tau.value(one):.2f}, gain {gain}"
     evidence = (
         "" if found.evidence is None else "; evidence {:.1f} of {:.1f}".format(*found.evidence)
     )

@@ -8,7 +8,7 @@ the target's probabilities from its states, or else the text alone.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -20,9 +20,11 @@ from paceline.data.examples import Lengths, build_examples
 from paceline.data.prompts import read_records
 from paceline.engines.kinds import KINDS
 from paceline.errors import PromptError
+from paceline.measure.engine_costs import read_costs
 from paceline.models import load_model
 from paceline.models.compatibility import check_same_tokenizer, check_same_vocabulary
 from paceline.models.loading import load_head, load_tokenizer
+from paceline.results.row import Row, Source, rounded
 from paceline.train.evaluation import AgreementEvaluator
 
 if TYPE_CHECKING:
@@ -36,25 +38,6 @@ if TYPE_CHECKING:
     from paceline.models.hf.base import HfModel
 
 _ROWS = 8  # texts per batch
-
-
-class Calls(NamedTuple):
-    """Expected counts of each text with a draft, [N] each."""
-
-    tokens_N: Tensor
-    blocks_N: Tensor
-    drafted_N: Tensor
-
-    @property
-    def block_efficiency(self) -> float:
-        """Tokens per target call."""
-        return float(self.tokens_N.sum() / self.blocks_N.sum())
-
-    @property
-    def draft_acceptance_rate(self) -> float:
-        """Accepted / drafted tokens, as engines count them."""
-        accepted = self.tokens_N.sum() - self.blocks_N.sum()
-        return float(accepted / self.drafted_N.sum().clamp(min=1e-9))
 
 
 class Judge:
@@ -86,16 +69,36 @@ class Judge:
         if not self.rows:
             raise PromptError(f"no answer in {texts} has two tokens; look at the target's answers")
 
-    def calls(self, draft: Path | str) -> Calls:
-        """What the texts take with a draft; the texts of all drafts have the same order."""
-        model = load_model(draft, dtype="float32")
-        gamma, most = self.config.judging.num_speculative_tokens, self.config.max_new_tokens
+    def row(self, draft: Path | str, name: str) -> Row:
+        """What the texts take with a draft; the texts of all drafts have the same order.
+
+        With `judging.costs` the row has the costs of the engine's steps.
+        """
+        judging = self.config.judging
+        gamma = judging.num_speculative_tokens
+        tokens_N, blocks_N, drafted_N = self._blocks(load_model(draft, dtype="float32"), gamma)
+        sums_N = {"emitted": tokens_N, "calls": blocks_N, "drafted": drafted_N}
+        sums_N["accepted"] = tokens_N - blocks_N  # a block adds one token of the target
+        row = Row(
+            population="answers",
+            units=tuple(range(len(tokens_N))),
+            setting={"draft": name, "gamma": gamma} | judging.sampling.setting,
+            sums={name: rounded(values_N) for name, values_N in sums_N.items()},
+            totals={"drafted_per_block": float(drafted_N.sum() / blocks_N.sum())},
+            source=Source.here("paceline follow"),
+        )
+        if judging.costs is None:
+            return row
+        return read_costs(judging.costs).step_costs([gamma], judging.concurrency).priced(row)
+
+    def _blocks(self, model: HfModel, gamma: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Expected tokens, blocks and drafted tokens of each text, [N] each."""
+        most, sampling = self.config.max_new_tokens, self.config.judging.sampling
         if self.head is None:
             check_same_tokenizer(self.tokenizer, model)
             scores, budget = _by_greedy_tokens(self.rows, model), torch.tensor([most])
             counts = scores.tokens_and_blocks(gamma, budget)
-            return Calls(*counts, scores.drafted_tokens(gamma, budget))
-        sampling = self.config.judging.sampling
+            return (*counts, scores.drafted_tokens(gamma, budget))
         evaluator = AgreementEvaluator(
             self.head,
             self.rows,
@@ -105,7 +108,7 @@ class Judge:
             max_new_tokens=most,
             draft_sampling=KINDS[self.config.serving.to].proposals("greedy", sampling),
         )
-        return Calls(*evaluator.blocks(model))
+        return evaluator.blocks(model)
 
 
 @torch.no_grad()
@@ -145,13 +148,14 @@ class Trial(StrictModel):
     rounds: int = 0
     log_capitals: tuple[float, ...] = START
 
-    def with_texts(self, own: Calls, other: Calls, most: int) -> Trial:
+    def with_texts(self, own: Row, other: Row, most: int) -> Trial:
         """The test after the texts of a round.
 
         A text bets on (calls with the other - calls with the draft) / most, which is in [-1, 1]:
         its mean is above 0 if, and only if, the draft saves target calls. `most`: tokens of a text.
         """
-        saved = ((other.blocks_N - own.blocks_N) / most).tolist()
+        pairs = zip(other.sums["calls"], own.sums["calls"], strict=True)
+        saved = [((without or 0.0) - (needed or 0.0)) / most for without, needed in pairs]
         capitals = after(self.log_capitals, saved)
         return self.model_copy(update={"rounds": self.rounds + 1, "log_capitals": capitals})
 

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from paceline.config import StrictModel, read_result
-from paceline.core.bootstrap import Interval, ratio_interval
 from paceline.data.distillation_data import generate_data
 from paceline.data.input_checks import checked
 from paceline.data.prompts import record_of
@@ -29,11 +28,10 @@ from paceline.data.tokens import asked, encode_prompt
 from paceline.engines.contract import BlockCounts
 from paceline.errors import PromptError
 from paceline.fingerprints import short_hash
-from paceline.follow.judge import Calls, Judge, Trial
+from paceline.follow.judge import Judge, Trial
 from paceline.follow.log import CORPUS, Logged, read
 from paceline.follow.serving import counts, serve
 from paceline.follow.store import Kept, TextStore
-from paceline.measure.engine_costs import read_costs
 from paceline.models.loading import fingerprint_if_there, load_tokenizer
 from paceline.progress import silent
 from paceline.records import (
@@ -43,6 +41,8 @@ from paceline.records import (
     config_hash,
     read_lines,
 )
+from paceline.results.figures import FIGURES
+from paceline.results.row import Row
 from paceline.train.align import align
 
 if TYPE_CHECKING:
@@ -56,28 +56,10 @@ INITIAL = "initial"
 _FIXED = ("draft", "seed")  # keys that may not change from round to round
 _PROMPTS = "prompts.jsonl"
 _COMMAND = "paceline follow"
-_LEAST_DRAFTED = 1000  # tokens that an engine must have drafted, to compare its shares
+_LEAST_DRAFTED = 1000  # tokens that an engine must have drafted, to compare its rates
 
 Decision = Literal["first", "waiting", "swapped", "dropped", "brought back"]
 """What a round decided: `first` had nothing to compare, `waiting` cannot decide yet."""
-
-
-class Compared(StrictModel):
-    """A draft on the texts of a round.
-
-    Attributes:
-        draft: Its name.
-        block_efficiency: Tokens per target call.
-        draft_acceptance_rate: Expected accepted / drafted tokens.
-        calls_ratio: Target calls / those with the served draft, with its interval.
-        expected_speedup: Expected speedup with `judging.costs`; None without.
-    """
-
-    draft: str
-    block_efficiency: float
-    draft_acceptance_rate: float
-    calls_ratio: Interval
-    expected_speedup: float | None = None
 
 
 class Round(StrictModel):
@@ -93,13 +75,13 @@ class Round(StrictModel):
         counted: The engine's counters at the beginning of the round, and at its end.
         decision: What was decided.
         serving: Name of the draft to serve.
-        compared: All compared drafts; the one that was served is the first.
+        compared: A row of each compared draft; the one that was served is the first.
         trial: Test of the draft that may replace the served one.
         evidence: Logarithm of the capital of the test that decided, and what it needs.
         watch: Test of the draft that was replaced against the one that is served.
-        share: Accepted / drafted tokens of the engine since the last round; None: not known.
-        reference: What `share` is compared with: that of the first round of the served draft.
-        rate_before: Share of the draft that was replaced.
+        acceptance_rate: Draft acceptance rate of the engine since the last round; None: not known.
+        reference: What it is compared with: that of the first round of the served draft.
+        rate_before: That of the draft that was replaced.
         num_tests: Number of tests so far.
         start: Name of the draft that the next one starts from.
         alarms: What a person should look at.
@@ -114,11 +96,11 @@ class Round(StrictModel):
     counted: tuple[BlockCounts | None, BlockCounts | None] = (None, None)
     decision: Decision = "first"
     serving: str = INITIAL
-    compared: tuple[Compared, ...] = ()
+    compared: tuple[Row, ...] = ()
     trial: Trial | None = None
     evidence: tuple[float, float] | None = None
     watch: Trial | None = None
-    share: float | None = None
+    acceptance_rate: float | None = None
     reference: float | None = None
     rate_before: float | None = None
     num_tests: int = 0
@@ -253,8 +235,8 @@ class Follower:
         _write(file, found)
         return found
 
-    def _share(self, taken: Round) -> float | None:
-        """Accepted / drafted tokens of the engine since the last round; None: not known."""
+    def _acceptance_rate(self, taken: Round) -> float | None:
+        """Draft acceptance rate of the engine since the last round; None: not known."""
         now, before = taken.counted[0], None if self.last is None else self.last.counted[1]
         if now is None or before is None:
             return None
@@ -267,31 +249,31 @@ class Follower:
 
     def _decided(self, found: Round, judge: Judge) -> Round:
         """Compare the drafts, and decide which one is served."""
-        config, most, share = self.config.judging, self.config.max_new_tokens, self._share(found)
+        config, most = self.config.judging, self.config.max_new_tokens
+        rate, figure = self._acceptance_rate(found), FIGURES["block_efficiency"]
         tests = [one for one in (found.trial, found.watch) if one is not None]
         names = [found.serving, *(one.draft for one in tests)]
-        calls = {name: self._calls(judge, name, at, len(names)) for at, name in enumerate(names)}
-        own = calls[found.serving]
+        rows = {name: self._row(judge, name, at, len(names)) for at, name in enumerate(names)}
+        own = rows[found.serving]
         trial, watch = (
-            None if one is None else one.with_texts(calls[one.draft], own, most)
+            None if one is None else one.with_texts(rows[one.draft], own, most)
             for one in (found.trial, found.watch)
         )
-        compared = tuple(self._compared(name, each, own) for name, each in calls.items())
         values: dict[str, Any] = {
-            "compared": compared,
+            "compared": tuple(rows.values()),
             "trial": trial,
             "watch": watch,
-            "share": share,
-            "reference": found.reference or share,
+            "acceptance_rate": rate,
+            "reference": found.reference or rate,
             "evidence": None,
             "decision": "first" if trial is None else "waiting",
         }
-        values["alarms"] = tuple(self._alarms(share, values["reference"], compared[0]))
-        swap = {"rate_before": share, "reference": None, "trial": None, "watch": None}
+        values["alarms"] = tuple(self._alarms(rate, values["reference"], own))
+        swap = {"rate_before": rate, "reference": None, "trial": None, "watch": None}
         if watch is not None:
             evidence, needed = watch.evidence(config.error_rate)
             just_swapped = self.last is not None and self.last.decision == "swapped"
-            fell = just_swapped and self._is_below(share, found.rate_before)
+            fell = just_swapped and self._is_below(rate, found.rate_before)
             if evidence >= needed or fell:
                 swap |= {"decision": "brought back", "evidence": (evidence, needed)}
                 swap |= {"serving": watch.draft, "start": watch.draft}
@@ -306,7 +288,7 @@ class Follower:
             swap |= self._next_test(found, "watch", found.serving)
             return found.model_copy(update=values | swap)
         if trial.rounds >= config.most_rounds and evidence < needed / 2:
-            helps = calls[trial.draft].blocks_N.sum() <= own.blocks_N.sum()
+            helps = figure.value(rows[trial.draft]) >= figure.value(own)
             start = trial.draft if helps else found.serving
             values |= {"decision": "dropped", "start": start, "trial": None}
         return found.model_copy(update=values)
@@ -316,42 +298,28 @@ class Follower:
         number = found.num_tests + 1
         return {"num_tests": number, name: Trial(draft=draft, number=number)}
 
-    def _calls(self, judge: Judge, name: str, at: int, count: int) -> Calls:
+    def _row(self, judge: Judge, name: str, at: int, count: int) -> Row:
         self.progress("judging", at, count)
-        return judge.calls(self._model(name))
+        return judge.row(self._model(name), name)
 
-    def _compared(self, name: str, found: Calls, own: Calls) -> Compared:
-        judging, speedup = self.config.judging, None
-        if judging.costs is not None:
-            gamma = judging.num_speculative_tokens
-            costs = read_costs(judging.costs).step_costs([gamma], judging.concurrency)
-            drafted = float(found.drafted_N.sum() / found.blocks_N.sum())
-            speedup = found.block_efficiency / costs.block_cost(gamma, drafted)
-        return Compared(
-            draft=name,
-            block_efficiency=found.block_efficiency,
-            draft_acceptance_rate=found.draft_acceptance_rate,
-            calls_ratio=ratio_interval((found.blocks_N, own.blocks_N)),
-            expected_speedup=speedup,
-        )
-
-    def _is_below(self, share: float | None, reference: float | None) -> bool:
-        if share is None or reference is None:
+    def _is_below(self, rate: float | None, reference: float | None) -> bool:
+        if rate is None or reference is None:
             return False
-        return share < (1 - self.config.serving.most_drop) * reference
+        return rate < (1 - self.config.serving.most_drop) * reference
 
-    def _alarms(self, share: float | None, reference: float | None, own: Compared) -> Iterator[str]:
+    def _alarms(self, rate: float | None, reference: float | None, own: Row) -> Iterator[str]:
         """What a person should look at, in words."""
-        if self._is_below(share, reference):
-            yield f"the engine accepts {share:.3f} of the drafted tokens, {reference:.3f} before"
-        expected = own.draft_acceptance_rate
-        if self._is_below(share, expected):
+        if self._is_below(rate, reference):
+            yield f"the engine accepts {rate:.3f} of the drafted tokens, {reference:.3f} before"
+        expected = FIGURES["draft_acceptance_rate"].value(own)
+        if self._is_below(rate, expected):
             yield (
-                f"the engine accepts {share:.3f} of the drafted tokens, {expected:.3f} are "
+                f"the engine accepts {rate:.3f} of the drafted tokens, {expected:.3f} are "
                 "expected: it may serve another draft, target or temperature"
             )
-        if own.expected_speedup is not None and own.expected_speedup < 1:
-            yield f"the expected speedup is {own.expected_speedup:.2f}: serve without a draft"
+        speedup = FIGURES["expected_speedup"]
+        if speedup.is_in(own) and (value := speedup.value(own)) < 1:
+            yield f"the expected speedup is {value:.2f}: serve without a draft"
 
     def _trained(self, folder: Path, found: Round, target: str) -> Round:
         """Train the draft of the next test."""

@@ -12,6 +12,7 @@ from paceline.data.distillation_data import generate_data
 from paceline.errors import ConfigError
 from paceline.follow.config import FollowConfig
 from paceline.follow.judge import Judge
+from paceline.results import FIGURES
 from support.runs import write_corpus, write_pair
 
 GAMMA, NEW = 3, 12
@@ -90,13 +91,14 @@ def test_blocks_are_those_of_a_simulation_with_plain_transformers(folder: Path, 
     judge = judged(folder, "states", serving={"to": to})
     expected = expected_blocks(judge, folder, greedy=to == "vllm")
     error = 0.01 if to == "vllm" else 5 * 1.6 / 4000**0.5
-    assert judge.calls(folder / "draft").blocks_N.tolist() == pytest.approx(expected, abs=error)
+    found = judge.row(folder / "draft", "draft")
+    assert found.sums["calls"] == pytest.approx(expected, abs=error)
 
 
 def test_texts_alone_say_of_greedy_drafts_what_states_say(folder: Path):
-    states = judged(folder, "states").calls(folder / "draft")
-    alone = judged(folder, "logs", writer={"top_logprobs": 2}).calls(folder / "draft")
-    assert sorted(alone.blocks_N.tolist()) == pytest.approx(sorted(states.blocks_N.tolist()))
+    states = judged(folder, "states").row(folder / "draft", "draft")
+    alone = judged(folder, "logs", writer={"top_logprobs": 2}).row(folder / "draft", "draft")
+    assert sorted(alone.sums["calls"]) == pytest.approx(sorted(states.sums["calls"]))
 
 
 def test_texts_alone_are_not_enough_where_drafts_are_sampled(folder: Path):
@@ -106,4 +108,4 @@ def test_texts_alone_are_not_enough_where_drafts_are_sampled(folder: Path):
 
 def test_the_target_as_its_own_sampled_draft_is_always_accepted(folder: Path):
     judge = judged(folder, "states", serving={"to": "transformers"})
-    assert judge.calls(folder / "target").draft_acceptance_rate > 0.98
+    assert FIGURES["draft_acceptance_rate"].value(judge.row(folder / "target", "target")) > 0.98

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from paceline.engines.contract import BlockCounts
 from paceline.errors import ConfigError, EngineError
 from paceline.follow import FollowConfig, Round, follow, rounds
-from paceline.follow.judge import Calls
 from paceline.permissions import PROGRAMS, allow
+from paceline.results import Row
+from paceline.results.row import Source
 from support.engines import serving
 from support.processes import run_command
 from support.runs import write_corpus, write_pair
@@ -52,13 +52,19 @@ class Drafts:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **blocks: float) -> None:
         self.blocks = blocks
-        monkeypatch.setattr(rounds.Follower, "_calls", self.calls)
+        monkeypatch.setattr(rounds.Follower, "_row", self.row)
 
-    def calls(self, judge: Any, name: str, at: int, count: int) -> Calls:
+    def row(self, judge: Any, name: str, at: int, count: int) -> Row:
         del judge, at, count
-        ones = torch.ones(ANSWERS).double()
         blocks = self.blocks.get(f"d{name.lstrip('0')}", self.blocks.get(name, 4.0))
-        return Calls(ones * 7, ones * blocks, ones * 12)
+        each = {"emitted": 7.0, "calls": blocks, "drafted": 12.0, "accepted": 7.0 - blocks}
+        return Row(
+            population="answers",
+            units=tuple(range(ANSWERS)),
+            setting={"draft": name},
+            sums={key: (value,) * ANSWERS for key, value in each.items()},
+            source=Source(command="a test"),
+        )
 
 
 def served_name(folder: Path) -> str:
@@ -140,8 +146,8 @@ def test_counters_of_an_engine_that_was_started_again(
     counts = [BlockCounts(num_drafted=d, num_accepted=a) for d, a in readings]
     left = iter([one for one in counts for _ in range(2)])
     monkeypatch.setattr(rounds, "counts", lambda _: next(left))
-    shares = [one.share for one in run(folder, 3)]
-    assert shares == [None, pytest.approx(5 / 11), None], "the last is of 100 tokens"
+    rates = [one.acceptance_rate for one in run(folder, 3)]
+    assert rates == [None, pytest.approx(5 / 11), None], "the last is of 100 tokens"
 
 
 def test_the_engine_is_told_of_a_swap(folder: Path, monkeypatch: pytest.MonkeyPatch):
@@ -207,7 +213,7 @@ def test_the_command_says_what_was_decided_and_ends_with_1_at_an_alarm(
         "round 1: 40 requests, 40 answered again; 1.75 tokens per target call with initial",
         "  first, serving initial",
         "round 2: 40 requests, 40 answered again; 1.75 tokens per target call with initial",
-        "  000001: 3.50, target calls 0.500x (0.500 to 0.500)",
+        "  000001: 3.50, gain 2.000x (2.000 to 2.000)",
         "  swapped, serving 000001; evidence 6.4 of 3.7",
         "  alarm: the engine accepts 0.100 of the drafted tokens, 0.250 are expected: it may serve "
         "another draft, target or temperature",
