@@ -14,21 +14,20 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline.core.sampling import SamplingParams
 from paceline.engines.contract import Request
-from paceline.engines.hidden_states import serve_arguments
 from paceline.engines.text_servers import TextServers
 from paceline.engines.texts import OpenAIWriter
 from paceline.follow import FollowConfig, Round, follow
 from paceline.models.loading import load_tokenizer
 from paceline.models.token_text import tokens_of
 from paceline.results import FIGURES
-from support.engines import ENVIRONMENT, FOLDER, PROGRAMS, TARGET, skip_without, target_of_vllm
+from support.engines import ENVIRONMENT, FOLDER, TARGET, skip_without, target_of_vllm
 from support.processes import run_command
-from support.real_servers import AT_ONCE, servers
+from support.real_servers import AT_ONCE, servers, states_command, vllm_command
 
 pytestmark = pytest.mark.engines
 
 EXTENSION = ("--worker-extension-cls", "paceline.engines.vllm_reload.DraftReload")
-NUM_LAYERS, GAMMA, NEW, REQUESTS = 30, 3, 24, 96
+GAMMA, NEW, REQUESTS = 3, 24, 96
 CONNECTOR = Path(__file__).parent / "connector"
 
 _RELOADING = textwrap.dedent("""
@@ -81,21 +80,9 @@ def test_a_draft_with_the_targets_weights_is_always_right(tmp_path: Path):
     assert same == texts
 
 
-def states_command(states: Path, port: int) -> list[str]:
-    named = (str(target_of_vllm()), "--served-model-name", "target", "--dtype", "float32")
-    size = ("--enforce-eager", "--max-model-len", "128", "--max-num-seqs", str(AT_ONCE))
-    given = serve_arguments(NUM_LAYERS, str(states), "OnProcessors", "cpu_connector")
-    where = ("--host", "127.0.0.1", "--port", str(port))
-    return [str(PROGRAMS["vllm"]), "serve", *named, *size, *given, *where]
-
-
 def drafting_command(draft: Path, port: int) -> list[str]:
-    named = (str(target_of_vllm()), "--served-model-name", "target", "--dtype", "float32")
-    size = ("--enforce-eager", "--max-model-len", "128", "--max-num-seqs", str(AT_ONCE))
     drafting = {"method": "draft_model", "model": str(draft), "num_speculative_tokens": GAMMA}
-    given = ("--speculative-config", json.dumps(drafting), *EXTENSION)
-    where = ("--host", "127.0.0.1", "--port", str(port))
-    return [str(PROGRAMS["vllm"]), "serve", *named, *size, *given, *where]
+    return vllm_command(port, "--speculative-config", json.dumps(drafting), *EXTENSION)
 
 
 def test_rounds_swap_the_draft_of_a_running_server(tmp_path: Path, monkeypatch: Any):

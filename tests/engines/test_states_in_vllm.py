@@ -12,34 +12,32 @@ from transformers import AutoModelForCausalLM
 from paceline.core.sampling import SamplingParams
 from paceline.data.answering import ShardStore
 from paceline.engines.contract import Request
-from paceline.engines.hidden_states import serve_arguments
 from paceline.engines.text_servers import TextServers
 from paceline.engines.texts import OpenAIWriter
 from paceline.models.hf.causal import for_head, last_norm
 from paceline.models.loading import load_head, load_tokenizer
 from paceline.models.token_text import tokens_of
 from support.engines import (
-    PROGRAMS,
     held,
     provenance,
     skip_without,
     target_of_vllm,
     write_prompts,
 )
-from support.real_servers import AT_ONCE, Server, client, run_to_the_end, servers, wait_for
+from support.real_servers import (
+    AT_ONCE,
+    Server,
+    client,
+    run_to_the_end,
+    servers,
+    states_command,
+    wait_for,
+)
 
 pytestmark = pytest.mark.engines
 
-NUM_LAYERS, NUM_KILLS = 30, 10
+NUM_KILLS = 10
 CONNECTOR = Path(__file__).parent / "connector"
-
-
-def command(states: Path, port: int) -> list[str]:
-    named = (str(target_of_vllm()), "--served-model-name", "target", "--dtype", "float32")
-    size = ("--enforce-eager", "--max-model-len", "128", "--max-num-seqs", str(AT_ONCE))
-    given = serve_arguments(NUM_LAYERS, str(states), "OnProcessors", "cpu_connector")
-    where = ("--host", "127.0.0.1", "--port", str(port))
-    return [str(PROGRAMS["vllm"]), "serve", *named, *size, *given, *where]
 
 
 @pytest.fixture
@@ -52,7 +50,7 @@ def states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def server(states: Path) -> Iterator[Server]:
-    with servers(partial(command, states)) as (first, _):
+    with servers(partial(states_command, states)) as (first, _):
         first.start()
         first.wait()
         yield first
@@ -92,7 +90,7 @@ def test_kills_of_client_and_server_lose_and_repeat_nothing(states: Path, tmp_pa
     write_prompts(tmp_path / "prompts.jsonl", 60)
     run, width = tmp_path / "killed", load_head(target_of_vllm()).head_weight.shape[1]
     start = partial(client, tmp_path, hidden_states=True)
-    with servers(partial(command, states)) as (first, _):
+    with servers(partial(states_command, states)) as (first, _):
         first.start()
         first.wait()
         run_to_the_end(start("whole", first.url))

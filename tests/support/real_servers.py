@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from paceline.engines.client import Client
+from paceline.engines.hidden_states import serve_arguments
 from paceline.engines.process import free_port
 from paceline.errors import EngineError
-from support.engines import ENVIRONMENT, MAX_NEW_TOKENS, TARGET, held
+from support.engines import ENVIRONMENT, MAX_NEW_TOKENS, PROGRAMS, TARGET, held, target_of_vllm
 
 AT_ONCE = 8
+_NUM_LAYERS = 30  # of the target
 
 
 class Server:
@@ -62,6 +64,20 @@ def servers(command: Callable[[int], list[str]]) -> Iterator[tuple[Server, Serve
     finally:
         for server in pair:
             server.kill()
+
+
+def vllm_command(port: int, *given: str) -> list[str]:
+    """vLLM with the target in float32, 8 requests at a time."""
+    named = (str(target_of_vllm()), "--served-model-name", "target", "--dtype", "float32")
+    size = ("--enforce-eager", "--max-model-len", "128", "--max-num-seqs", str(AT_ONCE))
+    where = ("--host", "127.0.0.1", "--port", str(port))
+    return [str(PROGRAMS["vllm"]), "serve", *named, *size, *given, *where]
+
+
+def states_command(states: Path, port: int) -> list[str]:
+    """The same, and it writes hidden states; PYTHONPATH has the folder of the connector."""
+    given = serve_arguments(_NUM_LAYERS, str(states), "OnProcessors", "cpu_connector")
+    return vllm_command(port, *given)
 
 
 def client(folder: Path, output: str, *urls: str, **more: Any) -> subprocess.Popen[str]:

@@ -344,14 +344,18 @@ def build(
 
 def _way_to_give(cls: type[Any], key: str) -> str:
     """How a command line gives a key that is missing."""
-    for setting in make_settings(cls):
-        if setting.key == key:
-            return setting.names[0] if setting.names else f"the argument {key.upper()}"
+    ways = {
+        setting.key: setting.names[0] if setting.names else f"the argument {key.upper()}"
+        for setting in make_settings(cls)
+    }
+    if key in ways:
+        return ways[key]
     if key not in fields_of(cls):  # of a section, of an entry of a list, or of a variant
         return f"its {key.rpartition('.')[2]}"
     inner = [fields_of(model) for model in models_in(fields_of(cls)[key].annotation)]
     needed = [name for name, field in inner[0].items() if field.is_required()] if inner else []
-    return f"--set {'.'.join([key, *needed[:1]])}=..."
+    path = ".".join([key, *needed[:1]])
+    return ways.get(path, f"--set {path}=...")
 
 
 def _settings_of_run(chosen: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:

@@ -103,8 +103,8 @@ class FollowConfig(StrictModel):
         writer: Who answers the sampled requests again: the target, loaded here, or servers. It
             records hidden states, or else the most likely tokens.
         chat: Ask logged texts as messages of the user; by default, they are asked as they are.
-        align: Settings of `align` for a round's training, such as {max_seconds: 600}; text, models,
-            lengths and output are those of the round.
+        align: Settings of `align` for a round's training, by default ten minutes of it; text,
+            models, lengths and output are those of the round.
         store: Earlier texts to train on.
         judging: When a draft is swapped.
         serving: The engine.
@@ -124,7 +124,7 @@ class FollowConfig(StrictModel):
     output: HomePath
     writer: Writer = ModelWriter(hidden_states=True)
     chat: bool = False
-    align: dict[str, Any]
+    align: dict[str, Any] = Field(default={"max_seconds": 600})
     store: Store = Store()
     judging: Judging = Judging()
     serving: Serving = Serving()
