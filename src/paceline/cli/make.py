@@ -54,9 +54,9 @@ def _description(draft: "HfModel", config: "DraftConfig", target: "HfModel") -> 
 
     origin = "new" if config.donor is None else f"{config.donor} with the target's tokens"
     if config.params is None and config.donor is None:
-        origin = f"layers {','.join(map(str, kept_layers(config, target)))}"
+        origin = f"layers {' '.join(map(str, kept_layers(config, target)))} of the target"
     if config.encoder_layers is not None:
-        origin += f" and encoder layers {','.join(map(str, config.encoder_layers))}"
+        origin += f" and encoder layers {' '.join(map(str, config.encoder_layers))}"
     share = draft.num_parameters / target.num_parameters
     limit = draft.draft_vocabulary
     proposes = "" if limit is None else f", proposes {len(limit):,} tokens"
@@ -86,7 +86,7 @@ def _result_of(folder: Path) -> str:
     resume=True,
     summary="paceline.data.distillation_data:planned",
 )
-def generate_data(folder: Path, _config: "GenerateDataConfig") -> "Shown":
+def generate_data(folder: Path, config: "GenerateDataConfig") -> "Shown":
     """Generate training data with the target.
 
     Samples answers to prompts at several temperatures and writes them to OUTPUT/data/*.parquet.
@@ -94,6 +94,8 @@ def generate_data(folder: Path, _config: "GenerateDataConfig") -> "Shown":
     result = json.loads(_result_of(folder))
     counts = f"{result['num_records']:,} answers, {result['num_tokens']:,} tokens"
     yield f"{folder / 'data'}: {counts}; figures are in {folder}/result.json"
+    text = f"--data {folder}/data --max-seconds 360 --output DIR"
+    yield f"next: paceline align --target {shlex.quote(config.target)} --draft DRAFT {text}"
 
 
 def _rounds_as_json(rounds: "list[Round]") -> str:

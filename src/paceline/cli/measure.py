@@ -1,6 +1,7 @@
 """Commands that measure drafts and models."""
 
 import json
+import shlex
 from typing import TYPE_CHECKING
 
 from paceline.cli import options
@@ -206,7 +207,7 @@ def perplexity(result: "Perplexity", _config: "PerplexityConfig") -> "Shown":
     "paceline.measure.analysis:analyze",
     json_of=as_json_text,
 )
-def analyze(result: "PredictedFrontier", _config: "AnalyzeConfig") -> "Shown":
+def analyze(result: "PredictedFrontier", config: "AnalyzeConfig") -> "Shown":
     """Predict quality and speed of each rule.
 
     Nothing is decoded with a rule: one forward pass of each model over text gives rejection rate,
@@ -219,3 +220,5 @@ def analyze(result: "PredictedFrontier", _config: "AnalyzeConfig") -> "Shown":
     for of in (None, *result.slices):
         yield printed(frontier_table(result, of))
     yield from disturbed_line(result.disturbance)
+    pair = shlex.join(["--target", config.target, "--draft", config.draft])
+    yield f"next: paceline tune {pair} --task TASK --quality-floor 0.98 --output DIR, on your task"

@@ -98,8 +98,8 @@ def stream_text(
     if stats.num_target_calls:
         remark += f", {stats.block_efficiency:.2f} tokens per target call"
     if stats.num_examined:
-        remark += f", {stats.num_accepted} of {stats.num_examined} verified tokens of the draft "
-        remark += f"accepted ({stats.acceptance_rate:.3f})"
+        remark += f", acceptance {stats.acceptance_rate:.3f}"
+        remark += f" ({stats.num_accepted} of {stats.num_examined} examined draft tokens)"
     stderr.print(remark, style="dim")
     if show:
         sources = [source for block in blocks for source in block.sources]

@@ -185,10 +185,11 @@ class PairConfig(ModelsConfig):
                 _check_room(record.where, length, new_tokens, limit)
             lengths.append(length)
             first = first or str(cast("Any", tokenizer).decode(tokens))
-        form = self._decided(records).prompt_words
+        form, (least, most) = self._decided(records).prompt_words, (min(lengths), max(lengths))
+        length = f"{most}" if least == most else f"{least} to {most}"
         checks.lines += [
-            f"prompts: {self.prompts.path}, {len(lengths)} prompts of {min(lengths)} to "
-            f"{max(lengths)} tokens, {form}; the first one, as the target reads it:",
+            f"prompts: {self.prompts.path}, {len(lengths)} prompts of {length} tokens, {form}; the "
+            "first one, as the target reads it:",
             first,
         ]
         return len(lengths)
