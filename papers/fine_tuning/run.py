@@ -38,7 +38,7 @@ SOURCES = {
     "draft": ["target_rounds=null", "draft_fraction=1.0"],
     "fixed": ["target_rounds=null", "fixed_fraction=1.0"],
 }
-PLAN = [("target", kind, (1, 3, 10)) for kind in KINDS]
+PLAN = [("target", kind, (1, 3, 10) if "strong" in kind else (1, 3)) for kind in KINDS]
 PLAN += [("target", "original", (3,)), ("draft", "full-strong", (1, 3, 10))]
 PLAN += [("fixed", "full-strong", (1, 3, 10))]
 DRAWS = 3
