@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from paceline.follow import rounds
 from paceline.follow.config import FollowConfig
 from paceline.follow.judge import Trial
 from paceline.follow.rounds import Follower, Round
@@ -40,8 +41,7 @@ class Simulated(Follower):
             self.lengths = self.rng.integers(8, NEW + 1, TEXTS) * (0.6 if number % 3 else 0.9)
             self.last = self._decided(taken, None)  # pyright: ignore
             if self.last.trial is None:
-                test = self._next_test(self.last, "trial", f"{number:06d}")
-                self.last = self.last.model_copy(update=test)
+                self.last = rounds._next_test(self.last, "trial", f"{number:06d}")  # pyright: ignore
             found.append(self.last)
         return found
 

@@ -18,7 +18,7 @@ import json
 import shutil
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from paceline.config import StrictModel, read_result
 from paceline.data.distillation_data import generate_data
@@ -249,54 +249,47 @@ class Follower:
 
     def _decided(self, found: Round, judge: Judge) -> Round:
         """Compare the drafts, and decide which one is served."""
-        config, most = self.config.judging, self.config.max_new_tokens
-        rate, figure = self._acceptance_rate(found), FIGURES["block_efficiency"]
-        tests = [one for one in (found.trial, found.watch) if one is not None]
-        names = [found.serving, *(one.draft for one in tests)]
-        rows = {name: self._row(judge, name, at, len(names)) for at, name in enumerate(names)}
-        own = rows[found.serving]
-        trial, watch = (
-            None if one is None else one.with_texts(rows[one.draft], own, most)
-            for one in (found.trial, found.watch)
-        )
-        values: dict[str, Any] = {
-            "compared": tuple(rows.values()),
-            "trial": trial,
-            "watch": watch,
-            "acceptance_rate": rate,
-            "reference": found.reference or rate,
-            "evidence": None,
-            "decision": "first" if trial is None else "waiting",
-        }
-        values["alarms"] = tuple(self._alarms(rate, values["reference"], own))
-        swap = {"rate_before": rate, "reference": None, "trial": None, "watch": None}
+        config, found = self.config.judging, self._compared(found, judge)
+        serving, trial, watch = found.serving, found.trial, found.watch
         if watch is not None:
             evidence, needed = watch.evidence(config.error_rate)
             just_swapped = self.last is not None and self.last.decision == "swapped"
-            fell = just_swapped and self._is_below(rate, found.rate_before)
+            fell = just_swapped and self._is_below(found.acceptance_rate, found.rate_before)
             if evidence >= needed or fell:
-                swap |= {"decision": "brought back", "evidence": (evidence, needed)}
-                swap |= {"serving": watch.draft, "start": watch.draft}
-                return found.model_copy(update=values | swap)
-            if watch.rounds >= config.most_rounds:  # a fresh test finds what changes sooner
-                values |= self._next_test(found, "watch", watch.draft)
-        if trial is None:
-            return found.model_copy(update=values)
-        values["evidence"] = evidence, needed = trial.evidence(config.error_rate)
-        if evidence >= needed:
-            swap |= {"decision": "swapped", "serving": trial.draft, "start": trial.draft}
-            swap |= self._next_test(found, "watch", found.serving)
-            return found.model_copy(update=values | swap)
-        if trial.rounds >= config.most_rounds and evidence < needed / 2:
-            helps = figure.value(rows[trial.draft]) >= figure.value(own)
-            start = trial.draft if helps else found.serving
-            values |= {"decision": "dropped", "start": start, "trial": None}
-        return found.model_copy(update=values)
+                found = found.model_copy(update={"evidence": (evidence, needed)})
+                return _swapped(found, watch.draft, "brought back")
+        if trial is not None:
+            evidence, needed = trial.evidence(config.error_rate)
+            found = found.model_copy(update={"evidence": (evidence, needed)})
+            if evidence >= needed:
+                return _next_test(_swapped(found, trial.draft, "swapped"), "watch", serving)
+            if trial.rounds >= config.most_rounds and evidence < needed / 2:
+                found = _dropped(found, trial.draft)
+        if watch is not None and watch.rounds >= config.most_rounds:
+            return _next_test(found, "watch", watch.draft)  # finds what changes sooner
+        return found
 
-    def _next_test(self, found: Round, name: str, draft: str) -> dict[str, Any]:
-        """A test with the next number."""
-        number = found.num_tests + 1
-        return {"num_tests": number, name: Trial(draft=draft, number=number)}
+    def _compared(self, found: Round, judge: Judge) -> Round:
+        """The round with a row of each draft, and what the texts say in its tests."""
+        tests = found.trial, found.watch
+        names = [found.serving, *(one.draft for one in tests if one is not None)]
+        rows = {name: self._row(judge, name, at, len(names)) for at, name in enumerate(names)}
+        own, most = rows[found.serving], self.config.max_new_tokens
+        trial, watch = (one and one.with_texts(rows[one.draft], own, most) for one in tests)
+        rate = self._acceptance_rate(found)
+        reference = found.reference or rate
+        return found.model_copy(
+            update={
+                "compared": tuple(rows.values()),
+                "trial": trial,
+                "watch": watch,
+                "acceptance_rate": rate,
+                "reference": reference,
+                "alarms": tuple(self._alarms(rate, reference, own)),
+                "decision": "first" if trial is None else "waiting",
+                "evidence": None,
+            }
+        )
 
     def _row(self, judge: Judge, name: str, at: int, count: int) -> Row:
         self.progress("judging", at, count)
@@ -332,7 +325,7 @@ class Follower:
             align(config.model_copy(update={"output": run}), resume=True, progress=self.progress)
             with atomic_directory(kept) as scratch:
                 shutil.copytree(run / "draft", scratch, dirs_exist_ok=True)
-        return found.model_copy(update=self._next_test(found, "trial", name))
+        return _next_test(found, "trial", name)
 
     def _model(self, name: str) -> Path:
         """Directory of a draft as it was trained."""
@@ -355,6 +348,27 @@ class Follower:
         ]
         for path in old:
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _swapped(found: Round, draft: str, decision: Decision) -> Round:
+    """Another draft is served, from which the next one starts; no test goes on."""
+    changes = {"decision": decision, "serving": draft, "start": draft, "trial": None, "watch": None}
+    changes |= {"rate_before": found.acceptance_rate, "reference": None}
+    return found.model_copy(update=changes)
+
+
+def _dropped(found: Round, draft: str) -> Round:
+    """The draft on trial is given up; the next one starts from it, unless it costs calls."""
+    tau = {row.setting["draft"]: FIGURES["block_efficiency"].value(row) for row in found.compared}
+    start = draft if tau[draft] >= tau[found.serving] else found.serving
+    return found.model_copy(update={"decision": "dropped", "start": start, "trial": None})
+
+
+def _next_test(found: Round, name: Literal["trial", "watch"], draft: str) -> Round:
+    """The round with another test, of this draft, which has the next number."""
+    number = found.num_tests + 1
+    test = Trial(draft=draft, number=number)
+    return found.model_copy(update={"num_tests": number, name: test})
 
 
 def _write(path: Path, content: StrictModel) -> None:
