@@ -56,7 +56,7 @@ def test_the_trained_part_of_a_chat_is_marked(run: Run, tmp_path: Path):
     out = succeeded(run, "inspect", model, "--chat", tmp_path / "chat.jsonl")
     assert "<bos>assistant\n[[the<eos>]]" in out
     short = succeeded(run, "inspect", model)
-    assert re.search(r"exports +transformers, vllm, sglang, llamacpp\n", short)
+    assert re.search(r"exports +vllm, sglang, llamacpp, transformers\n", short)
     assert "as the model gets it:\n<bos>user\nWhat is 2+2?<eos>\n<bos>assistant\n" in short
     assert "[[" not in short
 

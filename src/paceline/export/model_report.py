@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.config import StrictModel
 from paceline.data.examples import record_examples
 from paceline.data.prompts import CorpusConfig, Record, read_records
+from paceline.engines.kinds import KINDS
 from paceline.errors import SlowerWarning, UnsupportedModelError
 from paceline.export.gguf_file import FAMILIES
 from paceline.models import load_model, prepare_for_decoding
@@ -156,8 +157,8 @@ def _exports(model: HfModel) -> str:
     """Engines that a draft of this family is exported to."""
     if model.decoder_prompt is not None:
         return "transformers"
-    more = ", llamacpp" if model.hf.config.model_type in FAMILIES else ""
-    return f"transformers, vllm, sglang{more}"
+    in_gguf = model.hf.config.model_type in FAMILIES
+    return ", ".join(name for name in KINDS if in_gguf or name != "llamacpp")
 
 
 def _examples(model: HfModel, chat: CorpusConfig | None) -> list[TrainedText]:
