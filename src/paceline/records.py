@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import gzip
-import hashlib
 import json
 import os
 import secrets
@@ -22,6 +21,7 @@ from filelock import FileLock, Timeout
 from paceline.config import read_json_mapping
 from paceline.environment import begin, environment
 from paceline.errors import ConfigError, PacelineError, PromptError, StorageError, UsageError
+from paceline.fingerprints import short_hash
 from paceline.places import neighbour
 
 if TYPE_CHECKING:
@@ -243,8 +243,7 @@ def flattened(
 
 def config_hash(config: StrictModel) -> str:
     """Short hash of the resolved configuration."""
-    text = json.dumps(config.model_dump(mode="json"), sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return short_hash([json.dumps(config.model_dump(mode="json"), sort_keys=True)])
 
 
 def _kind(config: StrictModel) -> str:

@@ -78,7 +78,10 @@ def test_no_function_is_longer_than_80_lines():
     assert {name: size for name, size in sizes.items() if size > 80} == {}
 
 
-PACKAGES = "cli|follow|view|export|play|bench|measure|train|tasks|results|engines|decode|models|native|core"
+PACKAGES = (
+    "cli|follow|view|export|play|bench|measure|train|tasks|results|engines|decode|models|native"
+    "|core"
+)
 
 
 def test_what_a_text_names_is_there():

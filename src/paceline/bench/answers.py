@@ -10,7 +10,6 @@ are finished.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,7 @@ from paceline.decode.draft_policies import FixedLength
 from paceline.decode.strategies import DecodingConfig, Oracle, Speculative
 from paceline.errors import UsageError
 from paceline.extensions import IMPORT
+from paceline.fingerprints import short_hash
 from paceline.records import append_jsonl, read_jsonl
 from paceline.results import row as row_file
 from paceline.results.frontier import LOSSLESS, TARGET_ALONE, family_of, with_target_scores
@@ -50,7 +50,7 @@ def sums_of_answer(answer: Answer, score: float | None) -> dict[str, float]:
 
 def digest(*parts: Any) -> str:
     """Digest of JSON values, 16 hexadecimal digits."""
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+    return short_hash([json.dumps(parts, sort_keys=True)])
 
 
 def key_of(row: Row) -> str:

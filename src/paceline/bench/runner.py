@@ -29,7 +29,7 @@ from paceline.data.input_checks import checked
 from paceline.decode import AutoregressiveDecoder
 from paceline.decode.strategies import build_decoder
 from paceline.errors import ContextLengthError
-from paceline.measure.latency import has_room, time_request, warm_up
+from paceline.measure.latency import time_request, warm_up
 from paceline.models.loading import load_tokenizer
 from paceline.progress import Progress, silent
 from paceline.records import RunDirectory
@@ -201,10 +201,11 @@ def _answerer(
 
 def _check_room(work: Examples, number: int, decoder: Decoder) -> None:
     prompt = work.prompts[number]
-    if not has_room(decoder, prompt, work.max_new_tokens):
+    free = decoder.remaining_context(prompt)
+    if free is not None and free < work.max_new_tokens:
         raise ContextLengthError(
             f"example {number} has {len(prompt):,} tokens and max_new_tokens is "
-            f"{work.max_new_tokens}, but {decoder.context_in_words()}; lower max_new_tokens, or "
+            f"{work.max_new_tokens}, but {decoder.context_in_words}; lower max_new_tokens, or "
             "use shorter examples"
         )
 

@@ -225,13 +225,7 @@ class _Measured:
     def texts(self) -> list[list[int]]:
         """Answers of the target alone."""
         self.rows([])
-        texts = read_texts(self._setting.output)
-        if (key := cell_key(self._context, self.alone)) not in texts:
-            raise UsageError(
-                f"{self._setting.output} lacks answers of the target alone, which predictions "
-                "need; run again in a new directory"
-            )
-        return texts[key]
+        return read_texts(self._setting.output)[cell_key(self._context, self.alone)]
 
     def decoding_of(self, row: Row) -> DecodingConfig:
         """The decoding of a cell that was asked for."""
@@ -291,12 +285,11 @@ def propose(choosing: _Measured) -> list[DecodingConfig]:
     drafts = None if drafts == sampling else drafts
     most = max(1, config.max_new_tokens - 1)  # a block leaves one token of the budget to the target
     gammas = sorted({min(gamma, most) for gamma in config.num_speculative_tokens})
+    answers = PairTexts(*work.pair, work.prompts, texts, sampling, drafts, config.max_new_tokens)
     if engine is not None:
         costs = engine.step_costs(gammas, config.concurrency)
     else:
-        timed = PassTimer(*work.pair, work.prompts[0], gammas, sampling, drafts, texts[0])
-        costs = timed.run(_PASSES)
-    answers = PairTexts(*work.pair, work.prompts, texts, sampling, drafts, config.max_new_tokens)
+        costs = PassTimer.within(answers, gammas).run(_PASSES)
     analyzed = analyze_rules(
         answers, [with_bonus(rule, bonus) for rule in rules], gammas, choosing.progress
     )

@@ -22,7 +22,7 @@ from paceline.core.sampling import SamplingParams
 from paceline.data.collate import collate
 from paceline.data.requests import ModelWriter
 from paceline.data.sources import rows_of
-from paceline.data.tokens import AnswerEnd, following_tokens
+from paceline.data.tokens import AnswerEnd
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.engines.contract import Request as ServedRequest
 from paceline.engines.text_servers import TextServers
@@ -33,7 +33,7 @@ from paceline.models.compatibility import check_fits
 from paceline.models.contract import decoder_contexts
 from paceline.models.hf.causal import for_head, last_norm
 from paceline.models.loading import load_head, load_tokenizer, tokenizer_of
-from paceline.models.token_text import answer_text, tokens_of
+from paceline.models.token_text import answer_text, following_tokens, tokens_of
 from paceline.records import storage_errors
 
 if TYPE_CHECKING:

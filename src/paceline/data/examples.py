@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from array import array
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple, cast
@@ -96,23 +95,6 @@ def build_examples(
             f"no text from {records[0].where} on can be trained; a document needs two tokens"
         )
     return examples
-
-
-def record_examples(
-    record: Record,
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    eos_token_ids: Sequence[int] = (),
-    decoder_prompt: Sequence[int] | None = None,
-) -> list[TokenRow]:
-    """The examples of one record at their full lengths, as `build_examples` makes them."""
-    return build_examples(
-        [record],
-        tokenizer,
-        Lengths(sys.maxsize // 2, sys.maxsize // 2),
-        eos_token_ids=eos_token_ids,
-        decoder_prompt=decoder_prompt,
-    )
 
 
 def _completion(

@@ -152,7 +152,9 @@ class InputChecks:
         """Check that the texts of these names that are set can be read; raises PromptError."""
         for name in names:
             if (text := getattr(data, name)) is not None:
-                streaming = name == "train" and getattr(data, "streaming", False)
+                streaming = name == "pretraining" or (
+                    name == "train" and getattr(data, "streaming", False)
+                )
                 self.text(f"data.{name}", text, streaming=streaming, skip_empty=True)
 
     def first_prompt(self, tokenizer: Any, corpus: CorpusConfig, chat: bool | None) -> None:

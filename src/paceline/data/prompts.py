@@ -449,8 +449,6 @@ def _read_parquet(path: Path) -> Iterator[tuple[Mapping[str, Any], str]]:
             for batch in file.iter_batches(batch_size=64):
                 for row in batch.to_pylist():
                     yield _arrow_row(row), f"{path} row {next(number)}"
-    except PacelineError:
-        raise  # also raised by the consumer of this generator
     except Exception as error:  # of the arrow library, which has its own types
         reason = shorten(" ".join(str(error).split()), 160)
         raise PromptError(f"cannot load {path} as a parquet file: {reason}") from None

@@ -10,13 +10,14 @@ import functools
 import itertools
 import re
 import warnings
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from paceline.data.prompts import read_records
 from paceline.errors import PromptError
 from paceline.models.chat_text import REASONING, ChatRendering, Messages, chat_prompt, text_of
 from paceline.models.compatibility import written_vocabulary
-from paceline.models.token_text import behind, prompt_tokens, tokens_of
+from paceline.models.token_text import behind, following_tokens, prompt_tokens, tokens_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -326,43 +327,20 @@ def _ended(tokens: list[int], ends: Collection[int | None], tokenizer: Any) -> l
     return tokens[:last]
 
 
-def following_tokens(
-    prompt: str,
-    prompt_tokens: Sequence[int],
-    text: str,
-    tokenizer: PreTrainedTokenizerBase,
-) -> list[int]:
-    """The tokens of `text` behind those of the prompt, all without the tokenizer's special tokens.
-
-    They are the tokens of prompt and text together behind the prompt's own tokens. A text on its
-    own can begin with other tokens: SentencePiece puts a space in front of it. Where a token of the
-    whole crosses the border, such as ` cats` of `4 c` and `ats`, they are those of the text alone.
-    """
-    own = list(prompt_tokens)
-    whole = tokens_of(prompt + text, tokenizer)
-    return whole[len(own) :] if whole[: len(own)] == own else tokens_of(text, tokenizer)
-
-
 class AnswerEnd:
     """The token that ends an answer of which only the text is known."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._text = cast("int | None", tokenizer.eos_token_id)
-        self._turn = _end_of_turn(tokenizer)
+        self._turn: int | None = None  # the first special token of the template behind an answer
+        with suppress(PromptError):  # there is no template, or it is for other chats
+            _, text = _probed_chat(tokenizer)
+            _, end = _divided(text, _ANSWER, _ends_of(tokenizer, (), len(tokenizer)))
+            self._turn = None if end is None else tokens_of(end, tokenizer)[-1]
 
     def behind(self, prompt: Sequence[int]) -> int | None:
         """The token that ends turns, if it ends one in the prompt; else the end of a text."""
         return self._turn if self._turn in prompt else self._text
-
-
-def _end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """The first special token that the template puts behind an answer."""
-    try:
-        _, text = _probed_chat(tokenizer)
-    except PromptError:  # there is no template, or it is for other chats
-        return None
-    _, end = _divided(text, _ANSWER, _ends_of(tokenizer, (), len(tokenizer)))
-    return None if end is None else tokens_of(end, tokenizer)[-1]
 
 
 class _Rendering(ChatRendering):

@@ -265,7 +265,7 @@ class SequenceCascade(Decoder):
             if self.sampling.repetition_penalty != 1:
                 tokens = [text.context + response.tokens for text, response in live]
                 logits_BV = self._penalized(logits_BV, seen_tokens(tokens, logits_BV.shape[-1]))
-            numbers = [text.draw_draft(1)[0] for text, _ in live]
+            numbers = [text.drafting.take(1)[0] for text, _ in live]
             uniforms_B = torch.tensor(numbers, dtype=torch.float64)
             tokens_B = sample(to_probs(logits_BV, self.sampling), uniforms_B.to(logits_BV.device))
             probs_BV = to_probs(logits_BV, UNTEMPERED)

@@ -144,10 +144,10 @@ class Decoder(ABC):
         limit = self.target.max_length
         return None if limit is None else limit - len(decoder_contexts(self.target, [prompt])[0])
 
+    @property
     def context_in_words(self) -> str:
-        """The maximum text length as a phrase for messages."""
-        limit = self.target.max_length
-        return "the context has no limit" if limit is None else f"the context holds {limit} tokens"
+        """The maximum text length, if there is one, as a phrase for messages."""
+        return f"the context holds {self.target.max_length} tokens"
 
     def _start(
         self,
@@ -183,7 +183,9 @@ class Decoder(ABC):
         """New tokens that fit after this prompt; raises if it cannot be used."""
         if not prompt:
             raise PromptError(f"{name} is empty; every prompt needs at least one token")
-        vocab_size = _least(model.source_vocab_size for model in self._models()) or self.vocab_size
+        vocab_size = (
+            least_of(model.source_vocab_size for model in self._models()) or self.vocab_size
+        )
         if not 0 <= min(prompt) <= max(prompt) < vocab_size:
             raise PromptError(
                 f"{name} has token ids from {min(prompt)} to {max(prompt)}, the vocabulary goes "
@@ -197,7 +199,7 @@ class Decoder(ABC):
             )
         remaining = self.remaining_context(prompt)
         if remaining is not None and remaining < 1:
-            held = self.context_in_words()
+            held = self.context_in_words
             raise ContextLengthError(f"{name} has {len(prompt):,} tokens and {held}; {advice}")
         return remaining
 
@@ -290,7 +292,7 @@ class Decoder(ABC):
 
 def shared_context(*models: Model) -> int | None:
     """The shortest context of these models; None if none has a limit."""
-    return _least(model.max_length for model in models)
+    return least_of(model.max_length for model in models)
 
 
 def fits_draft(draft: Model, text: Text, count: int) -> bool:
@@ -300,7 +302,7 @@ def fits_draft(draft: Model, text: Text, count: int) -> bool:
     return reads and (limit is None or text.decoded + count <= limit)
 
 
-def _least(limits: Iterable[int | None]) -> int | None:
+def least_of(limits: Iterable[int | None]) -> int | None:
     return min((limit for limit in limits if limit is not None), default=None)
 
 

@@ -155,7 +155,7 @@ class SpeculativeDecoder(Decoder):
         uniforms = None
         if not self._drafts_argmax:
             # Always self.gamma numbers per block: a text's stream must not depend on the batch.
-            uniforms = [text.draw_draft(self.gamma)[:gamma] for text in texts]
+            uniforms = [text.drafting.take(self.gamma)[:gamma] for text in texts]
         plan = DrawPlan(
             gamma,
             self.draft_sampling,
@@ -193,7 +193,7 @@ class SpeculativeDecoder(Decoder):
         uniforms = None
         if not self._verifies_argmax:
             gamma = drafted.tokens_BG.shape[1]
-            accept = [text.draw_accept(self.gamma)[:gamma] for text in texts]
+            accept = [text.accepting.take(self.gamma)[:gamma] for text in texts]
             uniforms = Uniforms(accept, [text.draw_choice() for text in texts])
         newest = [text.newest(1)[0] for text in texts]
         pairs = zip(texts, num_drafted, strict=True)

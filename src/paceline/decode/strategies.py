@@ -8,7 +8,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from paceline.config import Options, StrictModel
 from paceline.core.rule_base import Bonus, Rule
-from paceline.core.rules import Diff, Lossless
+from paceline.core.rules import Diff, Lossless, Share
 from paceline.core.sampling import SamplingParams, proposal_params
 from paceline.decode.autoregressive import AutoregressiveDecoder
 from paceline.decode.cascade import (
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from paceline.decode.decoder import Decoder
     from paceline.models.contract import Model
 
-Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
 
 

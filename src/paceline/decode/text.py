@@ -119,8 +119,8 @@ class Text:
         self.num_accepted = 0
         self.num_examined = 0
         self.blocks: list[Block] = []
-        self._drafting = _Uniforms(seed, "draft")
-        self._accepting = _Uniforms(seed, "accept")
+        self.drafting = _Uniforms(seed, "draft")
+        self.accepting = _Uniforms(seed, "accept")
         self._choosing = _Uniforms(seed, "choose")
 
     @property
@@ -136,12 +136,6 @@ class Text:
         if count <= len(self.tokens):
             return self.tokens[len(self.tokens) - count :]
         return (self.context + self.tokens)[-count:]
-
-    def draw_draft(self, count: int) -> list[float]:
-        return self._drafting.take(count)
-
-    def draw_accept(self, count: int) -> list[float]:
-        return self._accepting.take(count)
 
     def draw_choice(self) -> float:
         return self._choosing.take(1)[0]

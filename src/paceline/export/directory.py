@@ -22,6 +22,7 @@ from paceline.models.checkpoint_files import auto_class
 from paceline.models.drafts.save import tokenizer_files, write_model
 from paceline.models.gguf.conversion import convert_gguf
 from paceline.models.loading import LICENCES, load_tokenizer
+from paceline.models.token_text import tokens_of
 from paceline.places import copy_files
 
 if TYPE_CHECKING:
@@ -261,15 +262,11 @@ def _compare(inputs: Inputs, reference: Reference, found: HfModel, tokenizer: An
 
 def _check_tokenizer(ours: Any, read: Any) -> None:
     for text in SAMPLES:
-        if _ids(ours, text) != _ids(read, text):
+        if tokens_of(text, ours) != tokens_of(text, read):
             raise ExportError(
                 f"the exported tokenizer tokenizes {text[:30]!r} differently; nothing was kept. "
                 "Report it, with the tokenizer.json"
             )
-
-
-def _ids(tokenizer: Any, text: str) -> list[int]:
-    return tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
 @torch.inference_mode()

@@ -30,6 +30,7 @@ from paceline.models.loading import (
     model_directory,
     stored_dtype,
 )
+from paceline.models.token_text import tokens_of
 from paceline.records import RunDirectory, is_run
 
 if TYPE_CHECKING:
@@ -250,8 +251,7 @@ def check_same_reading(target: ModelFacts, draft: ModelFacts) -> None:
         )
     same = _merges(ours) == _merges(theirs)
     for text in (*SAMPLES, *PROBES):
-        ids = [one(text, add_special_tokens=False)["input_ids"] for one in (ours, theirs)]
-        if ids[0] != ids[1] or not same:
+        if not same or tokens_of(text, ours) != tokens_of(text, theirs):
             raise VocabularyMismatchError(
                 f"the tokenizers of {target.path} and {draft.path} have the same tokens but differ "
                 f"in their merges or on {text[:30]!r}; build the draft with the target's tokenizer"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
 from paceline.config import StrictModel
-from paceline.data.examples import record_examples
+from paceline.data.examples import Lengths, build_examples
 from paceline.data.prompts import CorpusConfig, Record, read_records
 from paceline.engines.kinds import KINDS
 from paceline.errors import SlowerWarning, UnsupportedModelError
@@ -169,20 +170,13 @@ def _examples(model: HfModel, chat: CorpusConfig | None) -> list[TrainedText]:
         records = [Record("an example", "chat", messages=_CHAT)]
     else:
         records = [Record("an example", "prompt", "The capital of France is", " Paris.")]
-    examples = [
-        example
-        for record in records
-        for example in record_examples(
-            record,
-            tokenizer,
-            eos_token_ids=model.eos_token_ids,
-            decoder_prompt=model.decoder_prompt,
-        )
-    ]
-    return [trained_text(each, tokenizer) for each in examples]
+    whole = Lengths(sys.maxsize // 2, sys.maxsize // 2)
+    begun = {"eos_token_ids": model.eos_token_ids, "decoder_prompt": model.decoder_prompt}
+    examples = build_examples(records, tokenizer, whole, **begun)
+    return [_trained_text(each, tokenizer) for each in examples]
 
 
-def trained_text(example: TokenRow, tokenizer: Any) -> TrainedText:
+def _trained_text(example: TokenRow, tokenizer: Any) -> TrainedText:
     """An example of training text, as it is shown."""
     tokens = list(example.tokens)
     begin = example.trained_from

@@ -12,6 +12,7 @@ import pyarrow
 from pyarrow import parquet
 
 from paceline.records import storage_errors
+from paceline.results.row import grouped
 from paceline.rng import hashed
 
 if TYPE_CHECKING:
@@ -102,9 +103,7 @@ def _sample(texts: Sequence[Kept], most: int) -> list[Kept]:
 
     They are a uniform sample of the prompts of each slice, whatever the order of the rounds.
     """
-    by_slice: dict[str, list[Kept]] = {}
-    for one in texts:
-        by_slice.setdefault(one.slice, []).append(one)
+    by_slice = grouped(texts, lambda one: one.slice)
     kept: list[Kept] = []
     for number, name in enumerate(sorted(by_slice, key=lambda name: len(by_slice[name]))):
         share = (most - len(kept)) // (len(by_slice) - number)  # what smaller slices left over

@@ -29,7 +29,7 @@ from paceline.decode.decoder import shared_context
 from paceline.errors import UsageError
 from paceline.models.admission.trial import check_finite
 from paceline.models.compatibility import check_same_vocabulary
-from paceline.models.contract import decoder_contexts
+from paceline.models.contract import decoder_contexts, pad
 from paceline.progress import Progress, silent
 from paceline.results.row import Row, rounded
 
@@ -191,12 +191,9 @@ def _score_batch(
 ) -> TextScores:
     sampling, draft_sampling = of.samplings
     prompts, completions = ([part[row] for row in rows] for part in (of.prompts, of.completions))
-    width = max(len(completion) for completion in completions)
-    tokens_BT = torch.zeros(len(prompts), width, dtype=torch.int64)
-    mask_BT = torch.zeros(len(prompts), width, dtype=torch.bool)
-    for row, completion in enumerate(completions):
-        tokens_BT[row, : len(completion)] = torch.tensor(completion)
-        mask_BT[row, : len(completion)] = True
+    tokens_BT = pad(completions).tokens_BT
+    lengths_B1 = torch.tensor([[len(completion)] for completion in completions])
+    mask_BT = torch.arange(tokens_BT.shape[1]) < lengths_B1
     target_logits_BTV, draft_logits_BTV = (
         logits(prompts, tokens_BT)[..., : of.vocab_size] for logits in forced
     )

@@ -33,7 +33,7 @@ from paceline.measure.slices import Slice, slices_of
 from paceline.models.loading import fingerprint
 from paceline.progress import Progress, silent
 from paceline.results.figures import FIGURES
-from paceline.results.row import Row, Source
+from paceline.results.row import Row, Source, grouped
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -234,12 +234,10 @@ class PredictedFrontier(Result):
 
     def fastest(self, of: Slice | None = None) -> list[Row]:
         """A row per rule: that of the gamma with the highest expected speedup, in a slice."""
-        rules: dict[str, list[Row]] = {}
-        for row in self.rows:
-            if "gamma" in row.setting:
-                own = row if of is None else row.only(of.units)
-                rules.setdefault(str(row.setting["label"]), []).append(own)
-        return [max(rows, key=FIGURES["expected_speedup"].value) for rows in rules.values()]
+        rows = [row for row in self.rows if "gamma" in row.setting]
+        rows = rows if of is None else [row.only(of.units) for row in rows]
+        rules = grouped(rows, lambda row: row.setting["label"]).values()
+        return [max(rule, key=FIGURES["expected_speedup"].value) for rule in rules]
 
 
 def analyze(config: AnalyzeConfig, progress: Progress = silent) -> PredictedFrontier:

@@ -310,7 +310,10 @@ class StepTimer:
         count = batch_size * (_REQUESTS_PER_SLOT if batch_size > 1 else 1)
         indices = range(number * count, (number + 1) * count)
         full = [self._requests[index % len(self._requests)] for index in indices]
-        shortened = [_shortened(request) for request in full]
+        shortened = [
+            request._replace(max_new_tokens=max(2, request.max_new_tokens // _SHORTENING))
+            for request in full
+        ]
         # fills the prefix cache of servers that have one
         engine.serve_together(shortened, batch_size)
         long, short = (engine.serve_together(batch, batch_size) for batch in (full, shortened))
@@ -319,7 +322,3 @@ class StepTimer:
             for one in (long, short)
         ]
         return long.seconds - short.seconds, steps[0] - steps[1]
-
-
-def _shortened(request: Request) -> Request:
-    return request._replace(max_new_tokens=max(2, request.max_new_tokens // _SHORTENING))

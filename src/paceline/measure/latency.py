@@ -285,12 +285,6 @@ def _now(models: Iterable[Model] = ()) -> float:
     return time.perf_counter()
 
 
-def has_room(decoder: Decoder, prompt: Sequence[int], max_new_tokens: int) -> bool:
-    """True if the context has space for `max_new_tokens` after the prompt."""
-    free = decoder.remaining_context(prompt)
-    return free is None or free >= max_new_tokens
-
-
 def warm_up(
     decoder: Decoder, prompts: Sequence[Sequence[int]], max_new_tokens: int, seed: int
 ) -> None:

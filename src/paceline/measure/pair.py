@@ -17,6 +17,7 @@ from paceline.data.input_checks import note
 from paceline.data.prompts import ChatOrRaw
 from paceline.data.tokens import asked, encode_prompt, encode_prompts, truncated
 from paceline.decode import AutoregressiveDecoder
+from paceline.decode.decoder import least_of
 from paceline.decode.ngram import NGRAM, NgramDraft
 from paceline.errors import ContextLengthError, UsageError
 from paceline.models import load_model, prepare_for_decoding
@@ -166,8 +167,8 @@ class PairConfig(ModelsConfig):
         """Check that the prompts and their `new_tokens` fit the models' context; -> how many."""
         models = list(models)
         encoder = any(model.decoder_prompt is not None for model in models)
-        limit = _least(model.max_length for model in models)
-        source_limit = _least(model.max_source_length for model in models)
+        limit = least_of(model.max_length for model in models)
+        source_limit = least_of(model.max_source_length for model in models)
         tokenizer = next(m.tokenizer for m in models if m.tokenizer is not None)
         most, lengths, first = self.max_prompt_tokens, list[int](), ""
         records = self._records(tokenizer)
@@ -224,10 +225,6 @@ def _check_room(where: str, length: int, num_new: int, limit: int | None) -> Non
             f"{where} has {length:,} tokens and needs {num_new:,} more, but the context holds "
             f"{limit:,}; {advice}"
         )
-
-
-def _least(limits: Iterable[int | None]) -> int | None:
-    return min((limit for limit in limits if limit is not None), default=None)
 
 
 class Writing(Protocol):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from contextlib import suppress
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -266,7 +266,7 @@ class _Scorer:
         self._target_logits = None
         with suppress(UnsupportedModelError):
             self._target_logits = kept_logits(self._target)
-        self._draft = lru_cache(maxsize=1)(self._load_draft)
+        self._draft = lru_cache(maxsize=1)(partial(load_beside, self._target))
         self._prepared = lru_cache(maxsize=1)(self._prepare)
 
     def sample(self) -> None:
@@ -281,9 +281,6 @@ class _Scorer:
                 atomic_write_text(file, json.dumps({"prompts": prompts, "completions": texts}))
             kept = json.loads(file.read_text("utf-8"))
             self._texts[case] = kept["prompts"], kept["completions"]
-
-    def _load_draft(self, path: Path) -> HfModel:
-        return load_beside(self._target, path)
 
     def _prepare(self, path: Path) -> HfModel:
         return prepare_for_decoding(self._draft(path))

@@ -16,12 +16,13 @@ chat_text.py         messages of chats -> the text of a prompt, by the tokenizer
 drafts/              builds drafts from a target or from scratch
 """
 
+from paceline.core.backend import register
 from paceline.models.hf.base import HfModel
 from paceline.models.hf.causal import CausalModel
 from paceline.models.loading import load_model, wrap_model
 from paceline.models.prepare import load, prepare_for_decoding
-from paceline.native.kernels import use_native_backend
+from paceline.native.kernels import NativeBackend
 
-use_native_backend()
+register(NativeBackend())
 
 __all__ = ["CausalModel", "HfModel", "load", "load_model", "prepare_for_decoding", "wrap_model"]

@@ -205,7 +205,7 @@ def without_weights(config: Any) -> Any:
         return auto.from_config(config, trust_remote_code=False)
 
 
-def refuse_incomplete(location: ModelLocation, hf: Any, info: dict[str, Any]) -> None:
+def refuse_incomplete(location: ModelLocation, info: dict[str, Any]) -> None:
     """Raise a ModelLoadError unless weights and model match.
 
     Constants that the model computes itself may be in the files. `info`: what transformers says of

@@ -113,7 +113,7 @@ def load_model(
         spread = _spread(config, kind) if device == "auto" else None
         hf, info = with_weights(location, config, kind, spread or found_device)
         join_ends(hf)
-        refuse_incomplete(location, hf, info)
+        refuse_incomplete(location, info)
         refuse_not_finite(location.name, hf)
         tokenizer = read_tokenizer(location)
     # hooks move what a spread model reads: it stays where it is
@@ -222,7 +222,7 @@ def load_head(
         kind = choose_dtype(dtype, found_device)
         hf, info = with_weights(location, config, kind)
         info["unexpected_keys"] = ()
-        refuse_incomplete(location, hf, info)
+        refuse_incomplete(location, info)
         refuse_not_finite(location.name, hf)
         return unchecked(hf.to(found_device).eval(), read_tokenizer(location))
 
@@ -461,7 +461,7 @@ def _merge_into(scratch: Path, directory: Path, base: Path) -> None:
         warnings.simplefilter("ignore")
         config = read_config(location)
         hf, info = with_weights(location, config, torch.float32)
-        refuse_incomplete(location, hf, info)
+        refuse_incomplete(location, info)
         _merge(hf, directory, base)
         stored = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
         hf.to(stored).save_pretrained(scratch)

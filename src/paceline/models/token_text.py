@@ -45,6 +45,23 @@ def tokens_of(text: str, tokenizer: PreTrainedTokenizerBase, *, special: bool = 
     return cast("list[int]", found)
 
 
+def following_tokens(
+    prompt: str,
+    prompt_tokens: Sequence[int],
+    text: str,
+    tokenizer: PreTrainedTokenizerBase,
+) -> list[int]:
+    """The tokens of `text` behind those of the prompt, all without the tokenizer's special tokens.
+
+    They are the tokens of prompt and text together behind the prompt's own tokens. A text on its
+    own can begin with other tokens: SentencePiece puts a space in front of it. Where a token of the
+    whole crosses the border, such as ` cats` of `4 c` and `ats`, they are those of the text alone.
+    """
+    own = list(prompt_tokens)
+    whole = tokens_of(prompt + text, tokenizer)
+    return whole[len(own) :] if whole[: len(own)] == own else tokens_of(text, tokenizer)
+
+
 def answer_text(
     tokenizer: Tokenizer,
     tokens: Sequence[int],

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from paceline.core.backend import Backend, register
+from paceline.core.backend import Backend
 from paceline.core.sampling import as_list
 from paceline.native.library import compiled, library
 from paceline.native.structures import Block, Losses, Term
@@ -175,8 +175,3 @@ class NativeBackend(Backend):
         library().verify(ctypes.byref(block), torch.get_num_threads())
         _check_mass(next_tokens_B)
         return num_accepted_B, next_tokens_B
-
-
-def use_native_backend() -> None:
-    """Register the C library as core's backend."""
-    register(NativeBackend())

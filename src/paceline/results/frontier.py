@@ -118,10 +118,6 @@ class Frontier:
         self._intervals: dict[tuple[str, int], Interval] = {}
         self._resamples: dict[tuple[str, int], Tensor] = {}
 
-    def places(self, cells: Sequence[Row]) -> list[int]:
-        """Their places in the first axis."""
-        return [self._place(row) for row in cells]
-
     def _place(self, row: Row) -> int:
         # to compare a row with many others takes longer than to compute its figures
         place = self._places.get(id(row))
@@ -185,7 +181,7 @@ class Frontier:
         figures = "speedup", "relative_quality"
         choosing, reporting = self.halves
         values: list[tuple[float, int]] = []
-        for place in self.places(cells):
+        for place in map(self._place, cells):
             speedup, quality = (choosing.value(name, choosing.rows[place]) for name in figures)
             if quality >= floor and math.isfinite(speedup):
                 values.append((speedup, -place))
@@ -194,13 +190,6 @@ class Frontier:
         place = -max(values)[1]
         row = reporting.rows[place]
         return Reached(self.rows[place], *(reporting.measure(name, row) for name in figures))
-
-    def families(self) -> dict[str, list[Row]]:
-        """The cells of each curve of a frontier plot."""
-        cells: dict[str, list[Row]] = {}
-        for row in self.rows:
-            cells.setdefault(family_of(row), []).append(row)
-        return cells
 
     def _weighted(self, figure: str, row: Row, weights_RN: Tensor) -> Tensor:
         """A figure for each row of numbers of times that the examples count, [R]."""

@@ -38,7 +38,7 @@ from __future__ import annotations
 import json
 import math
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -49,10 +49,13 @@ from paceline.permissions import Origin
 from paceline.records import atomic_write_text, read_jsonl
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from torch import Tensor
+
+    Item = TypeVar("Item")
+    Key = TypeVar("Key", bound=Hashable)
 
 SCHEMA_VERSION = 1
 FILE_NAME = "rows.jsonl"
@@ -168,6 +171,14 @@ class Row(Result):
         chosen = [places[unit] for unit in units]
         sums = {name: tuple(values[n] for n in chosen) for name, values in self.sums.items()}
         return self.model_copy(update={"units": tuple(units), "sums": sums})
+
+
+def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """The items by their keys, in order of appearance."""
+    found: dict[Key, list[Item]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    return found
 
 
 def select(rows: Iterable[Row], **conditions: Label) -> list[Row]:

@@ -132,7 +132,7 @@ def _set_up(config: AlignConfig, run: TrainingRun) -> TrainingLoop:
         store,
         stepper,
         text,
-        Planner(config, _vocabulary(config, stream.examples, draft, vocab_size)),
+        partial(_plan, config, _vocabulary(config, stream.examples, draft, vocab_size)),
         evaluator=evaluator,
         evaluate_every=config.evaluation.every_steps,
     )
@@ -149,23 +149,18 @@ def _load_target(config: AlignConfig, run: TrainingRun, *, bfloat16: bool) -> Hf
     return load(config.target, dtype="bfloat16" if bfloat16 else "float32", device=device)
 
 
-class Planner:
-    """Plans a step from the run's position in [0, 1] and the number of examples drawn."""
-
-    def __init__(self, config: AlignConfig, vocabulary: VocabularySample | None) -> None:
-        self.config = config
-        self.vocabulary = vocabulary
-
-    def __call__(self, position: float, num_drawn: int) -> StepPlan:
-        seed = self.config.seed
-        tokens = None
-        if self.vocabulary is not None:
-            tokens = self.vocabulary.draw(named_generator(seed, "loss vocabulary", num_drawn))
-        rng_of_row = partial(named_generator, seed, "tokens of the draft", num_drawn)
-        finish, parallel = self.config.finish, self.config.parallel
-        if finish is not None and position > finish.begin:
-            return StepPlan(finish.objective, tokens, rng_of_row, 1, parallel)
-        return StepPlan(self.config.objective, tokens, rng_of_row, 0, parallel)
+def _plan(
+    config: AlignConfig, vocabulary: VocabularySample | None, position: float, num_drawn: int
+) -> StepPlan:
+    """A step's plan, from the run's position in [0, 1] and the number of examples drawn."""
+    seed, tokens = config.seed, None
+    if vocabulary is not None:
+        tokens = vocabulary.draw(named_generator(seed, "loss vocabulary", num_drawn))
+    rng_of_row = partial(named_generator, seed, "tokens of the draft", num_drawn)
+    finish, parallel = config.finish, config.parallel
+    if finish is not None and position > finish.begin:
+        return StepPlan(finish.objective, tokens, rng_of_row, 1, parallel)
+    return StepPlan(config.objective, tokens, rng_of_row, 0, parallel)
 
 
 def _check_pair(config: AlignConfig, target: HfModel | None, draft: HfModel) -> int:

@@ -129,10 +129,8 @@ def read_state(checkpoint: Path | None) -> TrainingState:
     return TrainingState(**read_json(checkpoint / "state.json"))
 
 
-def read_optimizer(checkpoint: Path | None) -> dict[str, Any] | None:
-    """The optimizer's state in a checkpoint, or None without one."""
-    if checkpoint is None:
-        return None
+def read_optimizer(checkpoint: Path) -> dict[str, Any]:
+    """The optimizer's state in a checkpoint."""
     # each process and machine moves it to its own device
     return torch.load(checkpoint / "optimizer.pt", map_location="cpu", weights_only=True)
 

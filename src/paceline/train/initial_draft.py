@@ -127,7 +127,7 @@ def check_place(config: DraftConfig) -> None:
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     for name, path in (("target", config.target), ("donor", config.donor)):
-        if path is not None and Path(path).resolve().is_relative_to(out.resolve()):
+        if path is not None and Path(path).expanduser().resolve().is_relative_to(out.resolve()):
             raise ConfigError(f"out {out} contains the {name}; choose another directory")
     if not (out / "config.json").exists():
         raise ConfigError(f"out {out} exists and is not a model; choose another directory")

@@ -101,7 +101,8 @@ class TrainingLoop:
         self._moved = 0.0  # monotonic time of the last schedule update
         self._rate = 0.0
         self._last_save_s = state.elapsed_s
-        stepper.restore(read_optimizer(self.saved))
+        if self.saved is not None:
+            stepper.optimizer.load_state_dict(read_optimizer(self.saved))
         text.stream.num_drawn = state.num_drawn
         # a larger time budget moves a resumed run back in its schedule
         state.time_position = min(state.time_position, self._time_spent())

@@ -8,7 +8,7 @@ import dataclasses
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -90,11 +90,6 @@ class Stepper:
         (num_bad,) = self._add_up(int(not finite))
         return num_bad == 0
 
-    def restore(self, optimizer: dict[str, Any] | None) -> None:
-        """Load the optimizer's state, if it is not None."""
-        if optimizer is not None:
-            self.optimizer.load_state_dict(optimizer)
-
     def step(
         self, rows: Sequence[TokenRow], learning_rate: float | Callable[[], float], plan: StepPlan
     ) -> StepFigures:
@@ -111,7 +106,7 @@ class Stepper:
         total = torch.zeros((), device=self.accelerator.device)
         for index, batch in enumerate(batches):
             last = index == len(batches) - 1
-            with self._synchronised(last=last):
+            with contextlib.nullcontext() if last else self.accelerator.no_sync(self.loss):
                 scored = self._scored(parts[index], batch, plan.terms)
                 first = index * len(parts[index])
                 uniforms = self._uniforms(first, batch, plan)
@@ -230,10 +225,6 @@ class Stepper:
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return norm
-
-    def _synchronised(self, *, last: bool) -> contextlib.AbstractContextManager[None]:
-        """Synchronise gradients only in the last part of a step."""
-        return contextlib.nullcontext() if last else self.accelerator.no_sync(self.loss)
 
     def _add_up(self, *values: Tensor | int) -> list[float]:
         device = self.accelerator.device

@@ -9,6 +9,7 @@ from paceline.bench.answers import SAMPLED, context_of, family, read_rows
 from paceline.core.bootstrap import Interval
 from paceline.errors import UsageError
 from paceline.results.frontier import ORACLE, TARGET_ALONE, Frontier, family_of, is_lossless
+from paceline.results.row import grouped
 from paceline.view import charts
 from paceline.view.page import (
     Fact,
@@ -17,7 +18,6 @@ from paceline.view.page import (
     Section,
     Table,
     about,
-    grouped,
     interval_text,
     lines_of,
     sampling_words,
@@ -221,7 +221,7 @@ def _frontier_figure(title: str, text: str, lines: Sequence[Line]) -> Figure:
 
 def _best_cells(frontier: Frontier) -> Table:
     rows: list[Line] = []
-    for name, own in sorted(frontier.families().items()):
+    for name, own in sorted(grouped(frontier.rows, family_of).items()):
         if name != TARGET_ALONE:
             row: Line = {"family": name, "cells": len(own)}
             row |= {_BEST: None, "setting": "not reached", "its quality": None}

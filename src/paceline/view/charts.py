@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 import altair as alt
 
 from paceline.results.figures import FIGURES
-from paceline.view.page import Figure, flat, grouped, words_of
+from paceline.results.row import grouped
+from paceline.view.page import Figure, flat, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

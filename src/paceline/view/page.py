@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from paceline.config import StrictModel
 from paceline.core.bootstrap import Interval
 from paceline.results.figures import FIGURES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from paceline.results.row import Row
 
-    Item = TypeVar("Item")
-    Key = TypeVar("Key", bound=Hashable)
 
 Line = dict[str, Any]
 """One line of data by column: the name of a figure, or words. Values may be an `Interval`."""
@@ -194,14 +192,6 @@ class Table:
         if isinstance(value, Interval) and not is_unknown(value):
             return interval_text(value, form, between=between)
         return shown(value, form)
-
-
-def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
-    """The items by their keys, in order of appearance."""
-    found: dict[Key, list[Item]] = {}
-    for item in items:
-        found.setdefault(key(item), []).append(item)
-    return found
 
 
 def lines_of(

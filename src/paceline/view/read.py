@@ -10,6 +10,7 @@ from paceline.errors import UsageError
 from paceline.measure import DraftComparison, Measurement
 from paceline.measure.losslessness import LosslessnessReport
 from paceline.measure.served import ServedMeasurement
+from paceline.measure.speculators import SpeculatorTable
 from paceline.places import neighbour
 from paceline.records import RunDirectory, read_jsonl
 from paceline.results.row import read_rows
@@ -19,6 +20,7 @@ from paceline.view.measure_pages import (
     drafts_page,
     measure_page,
     served_page,
+    speculators_page,
     verify_page,
 )
 from paceline.view.training_pages import training_page, trajectory_page
@@ -86,6 +88,7 @@ _FILES: dict[str, tuple[Any, Callable[[Any], Page]]] = {
     "measure": (Measurement, measure_page),
     "measure drafts": (DraftComparison, drafts_page),
     "measure --engine": (ServedMeasurement, served_page),
+    "measure --speculative-config": (SpeculatorTable, speculators_page),
     "verify": (LosslessnessReport, verify_page),
     "tune": (Tuned, tune_page),
 }

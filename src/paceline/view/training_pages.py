@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.core.bootstrap import Interval
 from paceline.measure.trajectory import START, draft_name, gain_of
 from paceline.results.figures import FIGURES
+from paceline.results.row import grouped
 from paceline.view import charts
 from paceline.view.charts import Axis, plotted
 from paceline.view.page import (
@@ -18,7 +19,6 @@ from paceline.view.page import (
     Table,
     about,
     case_of,
-    grouped,
     interval_text,
     sentence,
     shown,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from paceline.data.collate import TokenRow
-from paceline.data.examples import Lengths, build_examples, record_examples
+from paceline.data.examples import Lengths, build_examples
 from paceline.data.prompts import CorpusConfig, Record, read_records
 from paceline.data.tokens import AnswerEnd, encode_prompts
 from paceline.errors import PromptError
@@ -254,7 +254,7 @@ def test_a_last_question_is_a_prompt_without_a_completion(tmp_path: Path):
     tokenizer = tokenizer_of(BY_NAME["chatml"])
     row = {"messages": [USER, {"role": "assistant", "content": "yo"}, USER]}
     record = read(tmp_path / "a.jsonl", row)
-    first, second = record_examples(record, tokenizer)
+    first, second = build(record, tokenizer)
     assert (first.trained_from, second.trained_from) == (first.prompt_length, len(second.tokens))
     assert tokenizer.decode(second.prompt) == f"{BEGUN}yo<|im_end|>\n{BEGUN}"
 

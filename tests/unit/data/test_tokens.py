@@ -10,8 +10,9 @@ from transformers import PreTrainedTokenizerFast
 
 from paceline.data import read_prompts, read_records
 from paceline.data.prompts import Record
-from paceline.data.tokens import asked, following_tokens, last_turn, truncated
+from paceline.data.tokens import asked, last_turn, truncated
 from paceline.errors import PromptError
+from paceline.models.token_text import following_tokens
 from support.data import write_rows
 from support.models import tiny_tokenizer
 from support.texts import TOKENIZER_FAMILIES, wrapped

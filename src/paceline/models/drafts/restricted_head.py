@@ -30,14 +30,13 @@ def likeliest_tokens(
     sources: Sequence[Sequence[int]] | None = None,
     *,
     num_tokens: int = 4096,
-    seed: int = 0,
 ) -> Tensor:
     """The `size` tokens that the target generates most often, most likely first, [K].
 
-    Tokens are ranked by the target's mean probability over `num_tokens` positions, of texts chosen
-    with `seed`, plus their weighted frequency in all texts. Stop tokens are always included.
+    Tokens are ranked by the target's mean probability over `num_tokens` positions of drawn texts,
+    plus their weighted frequency in all texts. Stop tokens are always included.
 
-    `sources`: Of an encoder-decoder, the source of each text.
+    `sources`: Of an encoder-decoder, the source of each text, none of which is empty.
 
     Raises:
         UsageError: The size is not between 1 and the vocabulary's, or there is no text.
@@ -52,7 +51,7 @@ def likeliest_tokens(
     known = [list(text) for text in texts if len(text)]
     if not known:
         raise UsageError("got no text to choose a draft vocabulary by; give some documents")
-    rng = named_generator(seed, "draft vocabulary")
+    rng = named_generator(0, "draft vocabulary")
     order = torch.randperm(len(known), generator=rng)
     mass_V = torch.zeros(vocab_size, dtype=torch.float64)
     longest = min(_LONGEST, target.max_length or _LONGEST)

@@ -19,7 +19,7 @@ from paceline.errors import UnsupportedModelError
 from paceline.models.compatibility import written_vocabulary
 from paceline.models.hf.causal import CausalModel
 from paceline.models.hf.spreading import refuse_copies
-from paceline.models.token_text import answer_text, tokens_of
+from paceline.models.token_text import answer_text, following_tokens, tokens_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,22 +77,17 @@ def pieces_of(target: Any, donor: Any) -> dict[int, Sequence[int]]:
     raw = written_vocabulary(donor)
     named = target.convert_ids_to_tokens(list(range(len(target))))
     found: dict[int, Sequence[int]] = {}
+    begun = tokens_of("\n", donor)  # most begin a text with a space
     for token, text in _texts(target).items():
         if text in known:
             found[token] = [known[text]]
         elif token in roles:
             found[token] = [roles[token]]
         elif token in special or (text and _INCOMPLETE not in text):
-            found[token] = _pieces(text, donor)
+            found[token] = following_tokens("\n", begun, text, donor)
         else:  # bytes within a character, which both may name alike
             found[token] = [raw[named[token]]] if named[token] in raw else []
     return found
-
-
-def _pieces(text: str, donor: Any) -> list[int]:
-    """The donor's tokens of a text behind another one: most begin a text with a space."""
-    before, whole = (tokens_of(part, donor) for part in ("\n", f"\n{text}"))
-    return whole[len(before) :] if whole[: len(before)] == before else tokens_of(text, donor)
 
 
 def _texts(tokenizer: Any) -> dict[int, str]:
