@@ -17,6 +17,8 @@ from paceline.errors import PacelineError, UsageError
 from paceline.measure.speculators import SpeculatorsConfig, SpeculatorTable, measure_speculators
 from paceline.progress import Progress
 from paceline.results import FIGURES
+from paceline.view.measure_pages import speculators_page
+from paceline.view.read import read_page
 
 NGRAM = '{"method": "ngram", "num_speculative_tokens": 4}'
 EAGLE = '{"method": "eagle3", "model": "a/b/head", "num_speculative_tokens": 2}'
@@ -122,6 +124,8 @@ def test_figures_verdicts_and_what_to_serve(many: Path, asked: list[tuple[str, i
         assert own == sorted([*range(32)] * 2), "each request once at each load, in two starts"
     shown = json.loads(found.model_dump_json())
     assert SpeculatorTable.model_validate(shown).cells() == found.cells()
+    (many / "found.json").write_text(found.model_dump_json())
+    assert read_page(many / "found.json").page.title == speculators_page(found).title
     assert shown["best"] == {"1": "eagle3 head", "4": "eagle3 head"}
 
 

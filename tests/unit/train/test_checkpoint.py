@@ -45,7 +45,7 @@ def test_what_was_saved_comes_back_bit_for_bit(store: CheckpointStore):
     for name, weight in draft.hf.state_dict().items():
         assert torch.equal(again.hf.state_dict()[name], weight)
     fresh = torch.optim.AdamW(again.hf.parameters(), lr=0.1)
-    fresh.load_state_dictread_optimizer(path)
+    fresh.load_state_dict(read_optimizer(path))
     for old, new in zip(optimizer.state.values(), fresh.state.values(), strict=True):
         assert all(torch.equal(old[key], new[key]) for key in old)
 

@@ -26,6 +26,7 @@ from paceline.models.drafts.scratch import (
 )
 from paceline.records import read_jsonl
 from paceline.train import PretrainConfig, align, pretrain
+from paceline.train.config import AlignData
 from paceline.train.initial_draft import DraftConfig, check_place, make_draft
 from support.configs import small
 from support.models import tiny_hf
@@ -148,6 +149,9 @@ def test_a_check_of_a_streamed_data_set_does_not_convert_it(
     data = {"train": {"path": str(tmp_path / "set"), "split": "train"}, "streaming": True}
     settings(tmp_path, tmp_path / "run", data=data).check(checks := InputChecks())
     assert f"data.train: {tmp_path / 'set'}, {len(TEXTS)} texts" in checks.lines
+    rehearsed = AlignData.model_validate({"train": "t", "pretraining": data["train"]})
+    checks.texts(rehearsed, "pretraining")
+    assert f"data.pretraining: {tmp_path / 'set'}, {len(TEXTS)} texts" in checks.lines
     assert not list(tmp_path.glob("cache/**/*.arrow"))
 
 
@@ -296,7 +300,7 @@ def test_a_plan_that_contradicts_itself_is_refused(
 
 
 def test_only_a_model_is_written_over_and_only_where_that_is_asked_for(
-    folder: Path, tmp_path: Path
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     def draft(out: Path, **values: Any) -> DraftConfig:
         return config(folder, layers=[0], out=str(out), **values)
@@ -316,6 +320,9 @@ def test_only_a_model_is_written_over_and_only_where_that_is_asked_for(
     with pytest.raises(ConfigError, match=r"holds notes\.txt, which is no part of a draft"):
         check_place(draft(folder / "draft", overwrite=True))
     (folder / "draft" / "notes.txt").unlink()
-    for out in (folder / "target", folder):
+    monkeypatch.setenv("HOME", str(folder))
+    whole = str(folder / "target")
+    for out, target in ((folder / "target", whole), (folder, whole), (folder, "~/target")):
+        named = draft(out, overwrite=True).model_copy(update={"target": target})
         with pytest.raises(ConfigError, match="contains the target"):
-            check_place(draft(out, overwrite=True))
+            check_place(named)
