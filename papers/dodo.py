@@ -54,7 +54,8 @@ class KeptDB(JsonDB):
         atomic_write_text(Path(self.name), self.codec.encode(self._db))
 
 
-DOIT_CONFIG["default_tasks"] = ["readme"]  # and what they need
+# searches first: a part that waits for one runs behind all that do not
+DOIT_CONFIG["default_tasks"] = ["tune:direct", "tune:spelling", "tune:sums", "readme"]
 # Layers of the drafts and minutes of alignment, and how many draws
 PARALLEL = {(4, 6): 3, (4, 12): 3, (4, 30): 3, (12, 12): 3}
 
@@ -223,7 +224,7 @@ def task_rows() -> Iterator[dict[str, Any]]:
 
 
 def task_readme() -> Iterator[dict[str, Any]]:
-    """The tables of a paper's README; first that of the longest part that runs alone."""
+    """The tables of a paper's README; first that of the longest draws."""
     for name in reversed(NAMES):
         folder = PAPERS / name
         yield {
