@@ -120,7 +120,7 @@ def test_analyze_gives_every_rule_a_row(run, folder):
 def test_draft_makes_a_directory_that_measure_reads(run, folder, tmp_path):
     out = tmp_path / "small"
     text = succeeded(run, "draft", "--target", folder / "target", "--layers", "0,3", "--out", out)
-    assert "layers 0,3" in text
+    assert "layers 0 3 of the target" in text
     given = ("--target", folder / "target", "--draft", out, "--prompts", folder / "corpus.jsonl")
     assert run("measure", *given, *MEASURE)[0] == 3
 

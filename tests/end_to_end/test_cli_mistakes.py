@@ -100,7 +100,7 @@ MISTAKES = [
     ("measure --drft x", "see paceline measure -h"),
     (f"measure {PAIR}", "prompts"),
     ("measure --target t --prompts p.jsonl", "draft is missing; give --draft, or the key"),
-    (f"align {PAIR}", "give --output and --set data.train=..., or the keys"),
+    (f"align {PAIR}", "give --output and --data, or the keys"),
     (f"align {PAIR} --output ''", "--output is empty"),
     ("validate measure empty.yaml", "empty.yaml: target, "),
     *(
