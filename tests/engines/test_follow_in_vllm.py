@@ -82,6 +82,7 @@ def test_a_draft_with_the_targets_weights_is_always_right(tmp_path: Path):
 
 def drafting_command(draft: Path, port: int) -> list[str]:
     drafting = {"method": "draft_model", "model": str(draft), "num_speculative_tokens": GAMMA}
+    drafting["draft_sample_method"] = "greedy"  # as rounds are judged
     return vllm_command(port, "--speculative-config", json.dumps(drafting), *EXTENSION)
 
 
