@@ -94,8 +94,13 @@ def generate_data(folder: Path, config: "GenerateDataConfig") -> "Shown":
     result = json.loads(_result_of(folder))
     counts = f"{result['num_records']:,} answers, {result['num_tokens']:,} tokens"
     yield f"{folder / 'data'}: {counts}; figures are in {folder}/result.json"
-    text = f"--data {folder}/data --max-seconds 360 --output DIR"
-    yield f"next: paceline align --target {shlex.quote(config.target)} --draft DRAFT {text}"
+    records = "--set data.recorded_states=true" if config.writer.hidden_states else ""
+    if config.writer.top_logprobs:
+        records = "--set objective=top_k_tail"
+    if config.writer.kind == "model" or records:  # else the target's probabilities are not here
+        given = shlex.join(["--target", config.target, "--data", str(folder / "data")])
+        budget = " ".join(filter(None, ["--max-seconds 360 --output DIR", records]))
+        yield f"next: paceline align {given} --draft DRAFT {budget}"
 
 
 def _rounds_as_json(rounds: "list[Round]") -> str:
