@@ -167,7 +167,7 @@ def run(garden: int, number: int) -> Path:
     draw = Draw(garden, number)
     draw.prepare()
     runs = [draw.align(arm, rates[arm]) for arm in ARMS]
-    rows = draw.measure(runs, {"held_out": 96})
+    rows = draw.measure(runs, {"held_out": 64})
     path = draw.folder / "rows.csv"
     write(path, lines_of(rows, garden=garden, draw=number))
     return path
