@@ -159,7 +159,7 @@ spelling: $(VENV)/.dev ## codespell
 
 # Models of this size gain little from a second core: two parts at a time.
 papers: export OMP_NUM_THREADS := $(HALF)
-papers: $(VENV)/.papers $(DEMO_MODEL) ## the three papers repeated: models, draws, tables; GARDEN=7 is another
+papers: $(VENV)/.papers $(DEMO_MODEL) ## the three papers repeated: models, draws, tables; GARDEN=8 is another
 	mkdir -p runs/papers
 	$(BIN)/python -m doit -f papers/dodo.py -d . -n 2
 

@@ -2,7 +2,7 @@
 
     .venv/bin/python -m doit list -f papers/dodo.py -d . --all -s     the parts and their state
     .venv/bin/python -m doit -f papers/dodo.py -d . garden:sums       one, and what it needs
-    GARDEN=7 make papers                         another garden: other texts, targets and draws
+    GARDEN=8 make papers                         another garden: other texts, targets and draws
     .venv/bin/python -m doit -f papers/dodo.py -d . -n 2 parallel     parallel drafts, for hours
 
 A part that was stopped goes on when it is run again. A part whose files have the digests of its

@@ -191,5 +191,5 @@ if __name__ == "__main__":
         raise SystemExit(
             f"the target of {given.task} has accuracy {found['target']:.3f}: wanted more than "
             f"{SOLVED} and five standard errors above an answer without a model; make another "
-            "garden, such as GARDEN=7"
+            "garden, such as GARDEN=8"
         )
