@@ -94,8 +94,8 @@ class FollowConfig(StrictModel):
     """Configuration of `follow`.
 
     Attributes:
-        target: Hub id, directory or GGUF file of the served target; with a server as writer, its
-            configuration and tokenizer, and for hidden states last norm and head, are enough.
+        target: Hub id, directory or GGUF file of the served target. With a server as writer its
+            weights are not loaded, except last norm and head for hidden states.
         draft: The first draft that is served; it is not changed.
         log: Logged requests.
         output: Directory with all rounds; a round that was stopped resumes. `output/draft` is the

@@ -76,7 +76,11 @@ class Judge:
         """
         judging = self.config.judging
         gamma = judging.num_speculative_tokens
-        tokens_N, blocks_N, drafted_N = self._blocks(load_model(draft, dtype="float32"), gamma)
+        # as an engine runs it: without the list of draft tokens
+        model = load_model(draft, dtype="float32").without_draft_vocabulary()
+        if not KINDS[self.config.serving.to].drafts_at_once:
+            model.mask_token = None
+        tokens_N, blocks_N, drafted_N = self._blocks(model, gamma)
         sums_N = {"emitted": tokens_N, "calls": blocks_N, "drafted": drafted_N}
         sums_N["accepted"] = tokens_N - blocks_N  # a block adds one token of the target
         row = Row(
@@ -121,11 +125,8 @@ def _by_greedy_tokens(rows: Sequence[TokenRow], draft: HfModel) -> TextScores:
     survival_NT, mask_NT = torch.zeros(len(rows), width), torch.zeros(len(rows), width).bool()
     for group in batches_of_like_length([len(row.tokens) for row in rows], _ROWS):
         batch = collate([rows[index] for index in group]).to(draft.device)
-        hidden_KD, limit = draft.hidden(batch)[batch.mask_BT], draft.draft_vocabulary
-        if limit is None:
-            best_K = draft.head.logits(hidden_KD, draft.vocab_size).argmax(-1)
-        else:
-            best_K = limit[draft.head.rows(limit).logits(hidden_KD).argmax(-1)]
+        hidden_KD = draft.hidden(batch)[batch.mask_BT]
+        best_K = draft.head.logits(hidden_KD, draft.vocab_size).argmax(-1)
         same_K = (best_K == batch.labels_BT[batch.mask_BT]).float().cpu()
         for index, values in zip(group, same_K.split(batch.mask_BT.sum(-1).tolist()), strict=True):
             survival_NT[index, : len(values)] = values

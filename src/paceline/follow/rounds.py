@@ -147,7 +147,10 @@ class Follower:
         files = sorted(config.output.glob("rounds/*/round.json"))
         self.last = read_result(Round, files[-1], _COMMAND) if files else None
         self._clean()  # the last round may have been stopped while it did
-        serving = INITIAL if self.last is None else self.last.serving
+        number = 1 if self.last is None else self.last.number + 1
+        judged = self._folder(number) / "judged.json"  # of a round that was stopped in training
+        now = read_result(Round, judged, _COMMAND) if judged.exists() else self.last
+        serving = INITIAL if now is None else now.serving
         serve(config, serving, self._model(serving))
 
     def round(self) -> Round | None:
@@ -196,7 +199,13 @@ class Follower:
         )
         self.progress("reading the log", found.num_requests, found.num_requests)
         chosen = list(self._readable(found.chosen))
+        unreadable = found.num_faults + len(found.chosen) - len(chosen)
+        fault = found.fault or "the chat template refuses a chat"
         if found.num_new < config.least_requests or not chosen:
+            if unreadable >= config.least_requests:
+                raise PromptError(
+                    f"{unreadable} requests of {config.log.path} cannot be asked: {fault}"
+                )
             return None
         rows = (
             one.row | {"id": one.digest, "slice": one.slice, "time": one.time} for one in chosen
@@ -207,8 +216,8 @@ class Follower:
             number=number,
             positions=found.positions,
             num_requests=found.num_requests,
-            num_unreadable=found.num_faults + len(found.chosen) - len(chosen),
-            fault=found.fault or "the chat template refuses a chat",
+            num_unreadable=unreadable,
+            fault=fault,
             num_answered=len(chosen),
             counted=(counts(config), None),
             **carried,

@@ -6,6 +6,7 @@ replaced in one step, and a step that is repeated gives the same file.
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow
@@ -79,23 +80,29 @@ class TextStore:
         schema = parquet.read_schema(texts[0])
         for name, kind in zip(Kept._fields, _KINDS, strict=True):
             schema = schema.append(pyarrow.field(name, kind))
+        places = ([self.path] if chosen else [], chosen), (texts, added)
+        rows = (
+            row | wanted[name]._asdict()
+            for files, wanted in places
+            for name, row in _rows(files)
+            if name in wanted
+        )
         with storage_errors(self.path), parquet.ParquetWriter(scratch, schema) as writer:
-            for files, wanted in (([self.path] if chosen else [], chosen), (texts, added)):
-                for rows in _batches(files):
-                    found = [row | wanted[name]._asdict() for name, row in rows if name in wanted]
-                    writer.write_table(pyarrow.Table.from_pylist(found, schema))
+            # the same groups however the files are divided: a repeated step gives the same bytes
+            while group := list(itertools.islice(rows, _AT_ONCE)):
+                writer.write_table(pyarrow.Table.from_pylist(group, schema))
         scratch.replace(self.path)
 
 
 _KINDS = pyarrow.string(), pyarrow.string(), pyarrow.float64(), pyarrow.int64(), pyarrow.string()
 
 
-def _batches(files: Iterable[Path]) -> Iterator[list[tuple[str, dict[str, Any]]]]:
-    """Rows of files with their digests, some at a time."""
+def _rows(files: Iterable[Path]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Rows of files with their digests; few are in memory at a time."""
     for file in files:
         with parquet.ParquetFile(file) as stream:
             for batch in stream.iter_batches(batch_size=_AT_ONCE):
-                yield [(row["id"].removesuffix("/0"), row) for row in batch.to_pylist()]
+                yield from ((row["id"].removesuffix("/0"), row) for row in batch.to_pylist())
 
 
 def _sample(texts: Sequence[Kept], most: int) -> list[Kept]:

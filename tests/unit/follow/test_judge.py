@@ -12,6 +12,8 @@ from paceline.data.distillation_data import generate_data
 from paceline.errors import ConfigError
 from paceline.follow.config import FollowConfig
 from paceline.follow.judge import Judge
+from paceline.models import load_model, wrap_model
+from paceline.models.drafts.save import save_draft
 from paceline.results import FIGURES
 from support.runs import write_corpus, write_pair
 
@@ -93,6 +95,15 @@ def test_blocks_are_those_of_a_simulation_with_plain_transformers(folder: Path, 
     error = 0.01 if to == "vllm" else 5 * 1.6 / 4000**0.5
     found = judge.row(folder / "draft", "draft")
     assert found.sums["calls"] == pytest.approx(expected, abs=error)
+
+
+def test_a_draft_is_judged_without_its_list_which_engines_ignore(folder: Path):
+    draft = load_model(folder / "draft")
+    limited = wrap_model(draft.hf, draft.tokenizer, torch.tensor([1, 5, 9, 77, 140]))
+    save_draft(limited, folder / "target", folder / "limited")
+    judge = judged(folder, "states")
+    found, wanted = (judge.row(folder / name, "draft") for name in ("limited", "draft"))
+    assert found.sums == wanted.sums
 
 
 def test_texts_alone_say_of_greedy_drafts_what_states_say(folder: Path):

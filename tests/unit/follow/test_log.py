@@ -116,9 +116,10 @@ def test_matches_are_replaced_in_every_text_before_anything_is_kept(tmp_path: Pa
 
 
 def test_what_cannot_be_redacted_is_not_read(tmp_path: Path):
-    write(tmp_path / "a.jsonl", {"prompt": [7, 8]}, {"prompt": "a", "user": "me@me.me"})
+    bad = {"prompt": [7, 8]}, {"prompt": [[]]}, {"prompt": [[], [1]]}
+    write(tmp_path / "a.jsonl", *bad, {"prompt": "a", "user": "me@me.me"})
     found = taken(tmp_path, redact=(MAIL,), slice="user")
-    assert (found.num_faults, [one.slice for one in found.chosen]) == (1, ["[REDACTED]"])
+    assert (found.num_faults, [one.slice for one in found.chosen]) == (3, ["[REDACTED]"])
 
 
 def test_a_request_brings_no_template_of_its_own(tmp_path: Path):

@@ -4,12 +4,14 @@ import json
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from paceline.engines.contract import BlockCounts
-from paceline.errors import ConfigError, EngineError
+from paceline.errors import ConfigError, EngineError, PromptError
 from paceline.follow import FollowConfig, Round, follow, rounds
+from paceline.follow import serving as serving_of
 from paceline.permissions import PROGRAMS, allow
 from paceline.results import Row
 from paceline.results.row import Source
@@ -163,6 +165,22 @@ def test_the_engine_is_told_of_a_swap(folder: Path, monkeypatch: pytest.MonkeyPa
     assert told == [("reload_draft", "000001")]
 
 
+def test_a_round_that_is_stopped_behind_a_swap_leaves_the_new_draft_served(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    Drafts(monkeypatch, initial=4.0, d1=2.0)
+    told: list[Path] = []
+    monkeypatch.setattr(serving_of, "_tell", lambda _, link: told.append(link.resolve()))
+    run(folder)
+    trained = rounds.Follower._trained
+    monkeypatch.setattr(rounds.Follower, "_trained", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        run(folder)
+    monkeypatch.setattr(rounds.Follower, "_trained", trained)
+    assert decisions(run(folder)) == ["swapped 1"]
+    assert [path.parent.name for path in told] == ["000001"]
+
+
 def test_a_restart_that_fails_is_one_line_and_the_same_command_continues(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -190,6 +208,12 @@ def test_a_round_begins_when_there_are_enough_requests(folder: Path):
     with (folder / "log.jsonl").open("a") as stream:
         stream.write(json.dumps({"prompt": "one more"}) + "\n")
     assert [one.num_requests for one in run(folder)] == [8]
+
+
+def test_a_log_of_which_little_can_be_asked_is_an_error(folder: Path):
+    write_corpus(folder / "log.jsonl", [{"question": f"the {n}"} for n in range(40)])
+    with pytest.raises(PromptError, match=r"40 requests of .*log.jsonl cannot be asked: .*log"):
+        run(folder)
 
 
 def test_settings_may_change_between_rounds_but_not_the_first_draft(folder: Path):

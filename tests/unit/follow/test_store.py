@@ -85,3 +85,13 @@ def test_a_step_can_be_repeated(tmp_path: Path):
     before = store.read(), held(store)
     add(store, 3)
     assert (store.read(), held(store)) == before
+
+
+def test_a_step_that_is_repeated_gives_the_same_bytes(tmp_path: Path):
+    """A run of `align` that goes on compares them; files have more texts than are read at once."""
+    store = store_at(tmp_path, max_texts=150)
+    for number in (1, 2, 3):
+        add(store, number, size=200)
+    before = store.path.read_bytes()
+    add(store, 3, size=200)
+    assert store.path.read_bytes() == before
