@@ -10,13 +10,13 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from paceline.core.sampling import SamplingParams
-from paceline.data.answering import ShardStore
 from paceline.engines.contract import Request
 from paceline.engines.text_servers import TextServers
 from paceline.engines.texts import OpenAIWriter
 from paceline.models.hf.causal import for_head, last_norm
 from paceline.models.loading import load_head, load_tokenizer
 from paceline.models.token_text import tokens_of
+from support.data import answers
 from support.engines import (
     held,
     provenance,
@@ -105,5 +105,5 @@ def test_kills_of_client_and_server_lose_and_repeat_nothing(states: Path, tmp_pa
         run_to_the_end(start("killed", first.url))
     kept, expected = (provenance(tmp_path / name) for name in ("killed", "whole"))
     assert kept == expected
-    for answer in ShardStore(run / "data").read():
+    for answer in answers(run):
         assert len(answer.hidden_states or b"") == 2 * width * len(answer.completion_tokens)

@@ -76,8 +76,9 @@ def vllm_command(port: int, *given: str) -> list[str]:
 
 def states_command(states: Path, port: int) -> list[str]:
     """The same, and it writes hidden states; PYTHONPATH has the folder of the connector."""
-    given = serve_arguments(_NUM_LAYERS, str(states), "OnProcessors", "cpu_connector")
-    return vllm_command(port, *given)
+    *given, transfer = serve_arguments(_NUM_LAYERS, str(states))
+    own = {"kv_connector": "OnProcessors", "kv_connector_module_path": "cpu_connector"}
+    return vllm_command(port, *given, json.dumps(json.loads(transfer) | own))
 
 
 def client(folder: Path, output: str, *urls: str, **more: Any) -> subprocess.Popen[str]:

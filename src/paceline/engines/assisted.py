@@ -17,6 +17,7 @@ from paceline.engines.contract import (
     checked_tokens,
     together,
 )
+from paceline.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -53,6 +54,12 @@ class Transformers(Engine):
         self._target: Any = target.hf
         self._draft: Any = None if draft is None else draft.hf
         self._gamma = gamma
+        models = (self._target,) if draft is None else (self._target, self._draft)
+        if len({hf.config.get_text_config(decoder=True).vocab_size for hf in models}) > 1:
+            raise UsageError(
+                "transformers drafts only for a target with as many rows of logits; export the "
+                "draft with --to transformers, and give the export as --draft"
+            )
 
     def serve(self, request: Request) -> Served:
         import transformers

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,27 +33,24 @@ IN_REQUEST = {"kv_transfer_params": {"include_output_tokens": True}}
 CONNECTOR = "ExampleHiddenStatesConnector"
 
 
-def serve_arguments(
-    num_layers: int, directory: str, connector: str = CONNECTOR, module: str = ""
-) -> list[str]:
-    """Arguments of `vllm serve` for a target of `num_layers`, whose states go to a directory.
-
-    `connector`, `module`: another connector than vLLM's own, and where it is.
-    """
+def serve_arguments(num_layers: int, directory: str) -> list[str]:
+    """Arguments of `vllm serve` for a target of `num_layers`, whose states go to a directory."""
     layers = {"eagle_aux_hidden_state_layer_ids": [num_layers]}
-    method = {"method": "extract_hidden_states", "num_speculative_tokens": 1}
-    transfer = {"kv_connector": connector, "kv_role": "kv_producer"}
-    transfer |= {"kv_connector_module_path": module} if module else {}
-    more = {"kv_connector_extra_config": {"shared_storage_path": directory}}
+    method = {
+        "method": "extract_hidden_states",
+        "num_speculative_tokens": 1,
+        "draft_model_config": {"hf_config": layers},
+    }
+    transfer = {
+        "kv_connector": CONNECTOR,
+        "kv_role": "kv_producer",
+        "kv_connector_extra_config": {"shared_storage_path": directory},
+    }
     return [
         *("--no-enable-prefix-caching", "--no-enable-chunked-prefill"),
-        *("--speculative-config", json.dumps(method | _draft(layers))),
-        *("--kv-transfer-config", json.dumps(transfer | more)),
+        *("--speculative-config", json.dumps(method)),
+        *("--kv-transfer-config", json.dumps(transfer)),
     ]
-
-
-def _draft(layers: dict[str, list[int]]) -> dict[str, object]:
-    return {"draft_model_config": {"hf_config": layers}}
 
 
 class _Transfer(BaseModel):
@@ -85,7 +83,7 @@ def read_states(
     """
     found = parsed(answer, _Answer, where, AnswerError).kv_transfer_params
     if found is None or found.hidden_states_path is None:
-        arguments = " ".join(serve_arguments(0, "DIRECTORY"))
+        arguments = shlex.join(serve_arguments(0, "DIRECTORY"))
         raise UsageError(
             f"{where} gives no hidden states; start the server with {arguments}, with the number "
             "of the target's layers for 0, or unset writer.hidden_states"

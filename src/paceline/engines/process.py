@@ -123,11 +123,12 @@ class ServerProcess:
 
 def find_program(name: str) -> str:
     """Return the path of an engine's program; raises UsageError if it is not installed."""
-    program = shutil.which(name)
+    program = shutil.which(str(Path(name).expanduser()) if name.startswith("~") else name)
     if program is None:
         raise UsageError(
             f"{name} is not installed here, or not on the PATH; install the engine, or give its "
-            "program with --set engine.program=/path/to/it; to measure a running server, give --url"
+            "program with --set engine.program=PATH --allow-program PATH; to measure a running "
+            "server, give --url"
         )
     return program
 

@@ -6,6 +6,7 @@ import shlex
 import time
 from abc import abstractmethod
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel
@@ -102,6 +103,9 @@ class Server(Engine):
     @classmethod
     def models(cls, target: str, drafting: Drafting | None) -> list[str]:
         """Arguments for target and draft; raises UsageError for a path that is an option."""
+        target = _expanded(target)
+        if drafting is not None:
+            drafting = drafting._replace(draft=_expanded(drafting.draft))
         for path in (target, drafting.draft if drafting else ""):
             if path.startswith("-"):
                 raise UsageError(f"the model {path} would be an option of the engine; name a model")
@@ -197,6 +201,11 @@ class CountingServer(Server):
     def settled(self, before: BlockCounts) -> BlockCounts:
         """Return the counters once they include all answers."""
         return self.counts() or before
+
+
+def _expanded(path: str) -> str:
+    """The path with the home directory in it; no shell reads what the engine is given."""
+    return str(Path(path).expanduser()) if path.startswith("~") else path
 
 
 def block_counts(text: str, prefix: str) -> BlockCounts | None:

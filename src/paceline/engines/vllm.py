@@ -44,7 +44,7 @@ class VllmServer(CountingServer):
     version_path = "/version"
     recorded_as = "vllm"
     samples_drafts = runs_rules = drafts_at_once = True
-    always_ties = ("cohere", "cohere2", "gemma", "gemma2")
+    always_ties = ("cohere", "cohere2", "cohere2_moe", "gemma", "gemma2", "gemma3n", "gemma3n_text")
 
     def __init__(self, client: Client, model: str | None = None) -> None:
         super().__init__(client, model)

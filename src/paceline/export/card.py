@@ -15,6 +15,7 @@ from paceline.engines.contract import Drafting
 from paceline.errors import UsageError
 from paceline.measure.measurement import fastest
 from paceline.measure.results import ACCEPTANCE, gamma_of
+from paceline.models.hf.architectures import num_decoder_layers, num_encoder_layers
 from paceline.results.figures import FIGURES
 from paceline.results.row import select
 
@@ -117,8 +118,11 @@ def _is_on_hub(path: str) -> bool:
 def _model(inputs: Inputs) -> list[str]:
     model, target = inputs.model, inputs.target
     config = model.hf.config.get_text_config(decoder=True)
+    layers = f"{num_decoder_layers(model.hf.config)} layers"
+    if count := num_encoder_layers(model.hf.config):
+        layers = f"{count} encoder and {layers.replace(' ', ' decoder ')}"
     lines = [
-        f"architecture: {_code(model.hf.config.model_type)}, {config.num_hidden_layers} layers, "
+        f"architecture: {_code(model.hf.config.model_type)}, {layers}, "
         f"hidden size {config.hidden_size}, {model.num_parameters:,} parameters",
         f"exported from: {_code(inputs.config.model)}",
     ]
@@ -210,6 +214,13 @@ def plan_launch(inputs: Inputs, draft: Path) -> Launch | None:
     model_class = "AutoModelForSeq2SeqLM" if encodes else "AutoModelForCausalLM"
     sampling = "probabilistic" if drafting == "probabilistic" else "greedy"
     at_once = config.kind.drafts_at_once and inputs.model.mask_token is not None
+    found = inputs.measurement
+    others = found is not None and found.config.parallel != at_once
+    if others and inputs.model.mask_token is not None:
+        raise UsageError(
+            f"{config.measurement} was measured with parallel={not at_once}, and {config.to} "
+            f"drafts otherwise; measure again with --set parallel={str(at_once).lower()}"
+        )
     drafted = Drafting(str(draft), gamma, sampling, parallel=at_once)
     command = config.kind.launch(served, drafted, model_class)
     return Launch(command, gamma, _WORDS[drafting], measured)

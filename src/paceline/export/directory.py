@@ -36,9 +36,11 @@ _GENERATION = "generation_config.json"
 def fit(inputs: Inputs) -> None:
     """Give a draft its target's number of embedding rows and context length, in place."""
     model, target = inputs.model, inputs.target
-    if target is None:
-        return
     only = model.draft_vocabulary if inputs.config.draft_vocabulary == "bake" else None
+    if target is None:
+        if only is not None:
+            set_rows(model, model.head_weight.shape[0], only=only)
+        return
     num_rows = target.hf.config.get_text_config(decoder=True).vocab_size
     set_rows(model, num_rows, only=only)
     config: Any = model.hf.config.get_text_config(decoder=True)
@@ -110,8 +112,16 @@ def set_rows(model: HfModel, num_rows: int, *, only: Tensor | None = None) -> No
     if only is not None:
         head_VD = _limited_to(head_VD, only)
         bias_V = None if bias_V is None else _limited_to(bias_V, only)
-    embedding = hf.get_input_embeddings()
-    embedding.weight = nn.Parameter(_resized(embedding.weight, num_rows, known))
+    embedding, mask = hf.get_input_embeddings(), model.mask_token
+    embedding_VD = _resized(embedding.weight, num_rows, known)
+    if mask is not None:  # it may stand in the padding
+        if mask >= num_rows:
+            raise UsageError(
+                f"the token of masks is {mask}, but the target has {num_rows} rows; train with "
+                "parallel.mask_token set to one of them"
+            )
+        embedding_VD[mask] = embedding.weight.detach()[mask]
+    embedding.weight = nn.Parameter(embedding_VD)
     embedding.num_embeddings = num_rows
     tied = tied and only is None
     head.weight = embedding.weight if tied else nn.Parameter(head_VD)

@@ -120,10 +120,10 @@ def notes_of(inputs: Inputs, launch: Launch | None) -> Iterator[str]:
             f"the target {target.path} is the one in {manifest_of(config.model)}; give --target to "
             "choose it"
         )
-    if launch is not None and not launch.measured:
+    if launch is not None and not launch.measured and config.num_speculative_tokens is None:
         yield (
-            f"gamma {launch.gamma} is a default, not measured; give the output of paceline measure "
-            "--json as --measurement"
+            f"gamma {launch.gamma} is the default, not measured; give the output of paceline "
+            "measure --json as --measurement"
         )
     if inputs.measurement is not None and not inputs.measurement.verdict.go:
         yield f"the measurement says {inputs.measurement.verdict}"

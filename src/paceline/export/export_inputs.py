@@ -233,7 +233,9 @@ def licence_of(path: str, directory: Path) -> str | None:
 
 def _facts_of(path: str, directory: Path) -> ModelFacts:
     """Facts about a model; of one from the hub, the weights may not be here."""
-    return inspect_model(directory if weight_files(directory) else path)._replace(path=path)
+    files = weight_files(directory)  # an index may name files that are not here
+    there = bool(files) and all(file.exists() for file in files)
+    return inspect_model(directory if there else path)._replace(path=path)
 
 
 def check_same_reading(target: ModelFacts, draft: ModelFacts) -> None:

@@ -147,8 +147,9 @@ def _in_int8(model: HfModel) -> HfModel:
         if prepared is not None and prepared is not model:
             return prepared
     raise UsageError(
-        f"int8 weights need a Llama-like model on a CPU and a C compiler or paceline-kernels, but "
-        f"this is a {model.hf.config.model_type} in {model.dtype} on {model.device}; use "
+        "int8 weights need a Llama-like model on a CPU whose embeddings bfloat16 holds (store it "
+        "in bfloat16, or --set dtype=bfloat16), and a C compiler or paceline-kernels, but this is "
+        f"a {model.hf.config.model_type} in {model.dtype} on {model.device}; use "
         "weights=auto"
     )
 

@@ -159,9 +159,9 @@ def test_a_server_gets_the_users_own_setting_of_the_hub(
 
 
 def test_a_server_is_started_for_the_requests_that_it_gets_at_once():
-    setup = Setup("target", None, 20, batch_size=2)
+    setup = Setup("~/target", None, 20, batch_size=2)
     command = server_command(EngineChoice(engine="vllm"), setup, 1)
-    assert command[:3] == ["vllm", "serve", "target"]
+    assert command[:3] == ["vllm", "serve", str(Path.home() / "target")]
     given = dict(zip(command[3::2], command[4::2], strict=True))
     assert (given["--max-num-seqs"], given["--max-model-len"]) == ("2", "20")
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 from safetensors import safe_open
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, GPTJConfig
 
 from paceline.errors import ConfigError, ExportError, UsageError, VocabularyMismatchError
@@ -23,7 +24,7 @@ from paceline.models.drafts.save import save_draft
 from paceline.train import align
 from support.configs import small
 from support.models import tiny_hf, tiny_tokenizer
-from support.runs import align_config, write_pair
+from support.runs import align_config, write_corpus, write_pair
 
 ROWS = 280  # of the padded target; the tokenizer names 266 tokens
 TOKENS = torch.tensor([[5, 60, 261, 7, 200, 31, 262, 90]])
@@ -84,6 +85,8 @@ def test_a_target_of_the_hub_is_enough_without_its_weights(
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text(commit)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    index = {"weight_map": {"lm_head.weight": "model-00001-of-00002.safetensors"}}
+    (snapshot / "model.safetensors.index.json").write_text(json.dumps(index))  # not its files
     run(folder, target="lab/target")
     assert json.loads((folder / "out" / "config.json").read_text())["vocab_size"] == ROWS
     assert (folder / "out" / "USE_POLICY.md").read_text() == "be kind"
@@ -122,6 +125,8 @@ def test_a_vocabulary_that_is_baked_in_holds_for_greedy_drafts_of_any_engine(tmp
     assert not torch.isin(before.argmax(-1), only).all(), "the list has to bind for this test"
     with pytest.raises(UsageError, match="nothing to bake"):
         run(folder, draft_vocabulary="bake", overwrite=True)
+    run(folder, model=folder / "limited", target=None, draft_vocabulary="bake", overwrite=True)
+    assert torch.isin(logits(folder / "out").argmax(-1), only).all(), "also without a target"
 
 
 @pytest.mark.filterwarnings("ignore:with sdpa attention")  # Gemma 2, up to transformers 5.20
@@ -463,5 +468,25 @@ def test_a_parallel_draft_is_served_as_one_where_the_engine_can(tmp_path: Path):
     assert (given["parallel_drafting"], given["num_speculative_tokens"]) == (True, 6)
     assert json.loads((tmp_path / "v" / "config.json").read_text())["pard_token"] == 7
     assert re.search(r"PARDDecodingConfig\(max_draft_len=6, .*mask_token_id=7\)", str(vllm.notes))
+    write_corpus(folder / "corpus.jsonl", [{"text": f"the {n} cats"} for n in range(8)])
+    path = measured(folder, tmp_path / "m.json", 0.0)  # with blocks of one pass
+    with pytest.raises(UsageError, match=r"drafts otherwise; .* --set parallel=false"):
+        run(folder, "sglang", out=tmp_path / "s", measurement=str(path))
     sglang = run(folder, "sglang", out=tmp_path / "s")
     assert "sglang has no parallel drafting" in str(sglang.notes)
+
+
+def test_the_embedding_of_masks_stays_what_it_is_in_the_padding(tmp_path: Path):
+    folder, mask = models(tmp_path), 268  # the tokenizer names 266 tokens
+    config = folder / "draft" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"pard_token": mask}))
+    run(folder)
+    before, after = (
+        load_file(folder / name / "model.safetensors")["model.embed_tokens.weight"]
+        for name in ("draft", "out")
+    )
+    assert torch.equal(after[mask], before[mask])
+    assert torch.equal(after[mask - 1], after[ROWS - 1]), "other padding is the mean"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"pard_token": 269}))
+    with pytest.raises(UsageError, match="the token of masks is 269, but the target has 268 rows"):
+        set_rows(load_model(folder / "draft"), 268)

@@ -423,11 +423,6 @@ def test_text_is_split_as_llama_cpp_splits_it(pre: str, tmp_path: Path):
     assert ids_of(path, *TEXTS) == wanted
 
 
-def test_rules_that_differ_split_differently():
-    """Else the texts above would prove nothing."""
-    assert len(set(RULES.values())) == len(RULES)
-
-
 @pytest.mark.parametrize(
     ("key", "name", "said"),
     [

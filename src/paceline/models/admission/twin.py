@@ -151,7 +151,7 @@ def _shrink(config: Any, shape: Shape) -> None:
 def _shrink_values(config: Any, found: dict[str, Any]) -> None:
     """Sizes that do not depend on each other, caps, and ids of special tokens."""
     ids = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2, "decoder_start_token_id": 2}
-    ids["forced_bos_token_id"] = 3
+    ids |= {"forced_bos_token_id": 3, "pard_token": 4, "ptd_token_id": 4}
     for name, value in found.items():
         if name in _CAPS and value:
             setattr(config, name, 4.0)

@@ -89,7 +89,6 @@ class NewT5(StrictModel):
         num_layers: Number of decoder layers.
         num_encoder_layers: Number of encoder layers; None for num_layers.
         num_heads: Attention heads of both.
-        max_distance: Distance from which all relative positions are the same.
     """
 
     kind: Literal["t5"]
@@ -98,7 +97,6 @@ class NewT5(StrictModel):
     num_layers: int = Field(default=4, ge=1)
     num_encoder_layers: int | None = Field(default=None, ge=1)
     num_heads: int = Field(default=4, ge=1)
-    max_distance: int = Field(default=128, ge=32)
 
     @model_validator(mode="after")
     def _heads_divide(self) -> NewT5:
@@ -224,7 +222,6 @@ def _new_t5(shape: NewT5, tokenizer: Any, num_tokens: int) -> PreTrainedModel:
         num_layers=shape.num_encoder_layers or shape.num_layers,
         num_decoder_layers=shape.num_layers,
         num_heads=shape.num_heads,
-        relative_attention_max_distance=shape.max_distance,
         feed_forward_proj="gated-gelu",
         dropout_rate=0.0,
         eos_token_id=eos,

@@ -112,8 +112,8 @@ def subclone(target: HfModel, width: Width, importance: Importance) -> HfModel:
         UnsupportedModelError: The model is not Llama-like.
     """
     old = width_of(target)
-    _check(width, old)
     source: Any = target.hf
+    _check(width, old, source.config, source.base_model.layers[0].self_attn.head_dim)
     hf: Any = new_like(source, _narrowed(source, width)).to(target.device)  # pyright: ignore
     for weight in hf.parameters():  # buffers, such as rope frequencies, keep their precision
         weight.data = weight.data.to(target.dtype)
@@ -198,7 +198,7 @@ def _fill(new: Any, old: Any, rows: Tensor, columns: Tensor, scale: float = 1) -
         new.bias.copy_(old.bias[rows])
 
 
-def _check(width: Width, old: Width) -> None:
+def _check(width: Width, old: Width, config: Any, head_size: int) -> None:
     for name, new_size, old_size in zip(Width._fields, width, old, strict=True):
         if not 1 <= new_size <= old_size:
             raise UsageError(
@@ -211,6 +211,12 @@ def _check(width: Width, old: Width) -> None:
             f"got {width.hidden} hidden channels, {width.num_heads} heads and "
             f"{width.num_key_heads} key heads; wanted multiples of each other, and as in the "
             f"target at most {most} heads per key head"
+        )
+    if getattr(config, "head_dim", None) is None and width.hidden != width.num_heads * head_size:
+        raise UsageError(
+            f"engines take hidden_size / num_heads for the size of a {config.model_type}'s head, "
+            f"which is {head_size}; got {width.hidden} / {width.num_heads}: give hidden_size = "
+            f"{head_size} x num_heads"
         )
 
 

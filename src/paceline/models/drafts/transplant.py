@@ -125,3 +125,5 @@ def _take_special_tokens(hf: Any, target: HfModel) -> None:
     for config in {id(one): one for one in (hf.config, hf.config.get_text_config())}.values():
         for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
             setattr(config, name, getattr(theirs, name, None))
+        for name in ("pard_token", "ptd_token_id"):  # a token of the donor's vocabulary
+            vars(config).pop(name, None)

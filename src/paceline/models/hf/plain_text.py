@@ -30,23 +30,23 @@ _MOST_LOGITS = 1 << 26  # of a pass, 256 MB in float32
 
 
 @torch.inference_mode()
-def greedy_texts(
+def greedy_text(
     model: HfModel,
-    prompts: Sequence[Sequence[int]],
+    prompt: Sequence[int],
     max_new_tokens: int,
     *,
-    repetition_penalty: float = 1.0,
-    vocab_size: int | None = None,
-    forces_eos: bool = True,
-) -> list[list[int]]:
-    """The new tokens of greedy generate(), up to and with the stop token, for each prompt.
+    repetition_penalty: float,
+    vocab_size: int,
+    forces_eos: bool,
+) -> list[int]:
+    """The new tokens of greedy generate() after a prompt, up to and with the stop token.
 
     Applies the settings of the generation config that Paceline applies, as transformers reads them,
-    with this penalty in the place of its own. Tokens beyond `vocab_size` (None: the model's) are
-    not chosen. `forces_eos`: the last token is the `forced_eos_token_id`, if there is one.
+    with this penalty in the place of its own. Tokens beyond `vocab_size` are not chosen.
+    `forces_eos`: the last token is the `forced_eos_token_id`, if there is one.
     """
     hf: Any = model.hf
-    inputs = _inputs(model, prompts)
+    inputs = _inputs(model, prompt)
     start = inputs["decoder_input_ids"].shape[1] if "decoder_input_ids" in inputs else 0
     given = len(model.decoder_prompt or ())
     # tokens of the decoder prompt that generate() forces count as new ones
@@ -56,20 +56,18 @@ def greedy_texts(
     def keep(_tokens: Tensor, scores: Tensor) -> Tensor:
         """As a logits processor: tokens beyond the vocabulary or the list are not chosen."""
         scores = scores.clone()
-        scores[:, vocab_size or model.vocab_size :] = -torch.inf
+        scores[:, vocab_size:] = -torch.inf
         return scores if listed is None else limited(scores, listed)
 
     with evaluating(hf), _applied(model, repetition_penalty, forces_eos=forces_eos):
-        found = hf.generate(
+        (found,) = hf.generate(
             **inputs, max_new_tokens=most, do_sample=False, logits_processor=[keep]
         ).tolist()
-    first = given or inputs["input_ids"].shape[1]
-    if given and any(tuple(row[:given]) != model.decoder_prompt for row in found):
+    first = given or len(prompt)
+    if given and tuple(found[:given]) != model.decoder_prompt:
         first = 1  # another text than that of a session, from its first token on
-    texts = [row[first:] for row in found]
-    stops = set(model.eos_token_ids)
-    ends = (next((n + 1 for n, token in enumerate(text) if token in stops), None) for text in texts)
-    return [text[:end] for text, end in zip(texts, ends, strict=True)]
+    text, stops = found[first:], set(model.eos_token_ids)
+    return text[: next((n + 1 for n, token in enumerate(text) if token in stops), None)]
 
 
 @torch.inference_mode()
@@ -104,16 +102,13 @@ def plain_text_logits(
     return found
 
 
-def _inputs(model: HfModel, prompts: Sequence[Sequence[int]]) -> dict[str, Tensor]:
-    """Arguments of generate(): decoder-only prompts are padded on the left."""
-    left = model.decoder_prompt is None
-    texts = pad(prompts, "left" if left else "right").to(model.device)
-    mask_BT = torch.ones_like(texts.tokens_BT) if texts.attention_BT is None else texts.attention_BT
-    found = {"input_ids": texts.tokens_BT, "attention_mask": mask_BT}
-    hf = model.hf
-    if not left and model.decoder_prompt != configured_prompt(hf.config, hf.generation_config):
-        prompt_1D = torch.tensor([model.decoder_prompt], device=model.device)
-        found["decoder_input_ids"] = prompt_1D.expand(len(prompts), -1)
+def _inputs(model: HfModel, prompt: Sequence[int]) -> dict[str, Tensor]:
+    """Arguments of generate()."""
+    text_1T = torch.tensor([prompt], device=model.device)
+    found, hf = {"input_ids": text_1T, "attention_mask": torch.ones_like(text_1T)}, model.hf
+    given = model.decoder_prompt
+    if given is not None and given != configured_prompt(hf.config, hf.generation_config):
+        found["decoder_input_ids"] = torch.tensor([given], device=model.device)
     return found
 
 

@@ -167,6 +167,16 @@ def test_widths_that_cannot_be_are_refused(width: Width, message: str):
         subclone(tiny_model("llama"), width, importance)
 
 
+def test_a_width_whose_heads_engines_would_read_as_smaller_is_refused():
+    """vLLM's Qwen2 takes hidden_size / num_heads for the size of a head: 8 here, not 6."""
+    importance = Importance(torch.ones(32), torch.ones(4, 48), torch.ones(4, 4))
+    target = tiny_model("qwen2")
+    vars(target.hf.config).pop("head_dim")  # real ones have none
+    with pytest.raises(UsageError, match=r"a qwen2's head, which is 8; got 24 / 4"):
+        subclone(target, Width(24, 48, 4, 2), importance)
+    subclone(target, Width(16, 48, 2, 2), importance)
+
+
 def test_sizes_that_are_not_given_are_those_of_the_model():
     assert width_with(tiny_model("llama"), (16, None, 2, None)) == Width(16, 48, 2, 2)
 

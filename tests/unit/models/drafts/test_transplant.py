@@ -37,11 +37,13 @@ def test_the_same_tokens_under_other_ids_give_the_same_model(architecture: str):
     """Heads of their own and tied ones."""
     tokenizer = tiny_tokenizer()
     other, order = renumbered(tokenizer)
-    donor_hf = tiny_hf(architecture, vocab_size=len(tokenizer))
+    donor_hf: Any = tiny_hf(architecture, vocab_size=len(tokenizer))
+    donor_hf.config.pard_token = 7  # a token of the donor's vocabulary
     target_hf = tiny_hf("llama", hidden_size=48, vocab_size=len(tokenizer))
     donor, target = wrap_model(donor_hf, tokenizer), wrap_model(target_hf, other)
     draft = transplant(donor, target)
     assert check_same_vocabulary(target, draft) == len(tokenizer)
+    assert not hasattr(draft.hf.config, "pard_token")
     text = "the other thinner animal"
     ids, old = (torch.tensor([made(text)["input_ids"]]) for made in (other, tokenizer))
     assert torch.equal(order[ids], old)

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from paceline.core.fused import Head
 from paceline.core.sampling import spread
 from paceline.errors import UnsupportedModelError, UsageError
 from paceline.models import load_model, wrap_model
@@ -19,7 +18,7 @@ from paceline.models.drafts.layers import subset_layers
 from paceline.models.drafts.restricted_head import count_tokens, likeliest_tokens
 from paceline.models.drafts.save import save_draft
 from paceline.models.hf.base import recorded_hidden_states
-from paceline.models.hf.logit_map import LogitMap, logit_map
+from paceline.models.hf.logit_map import logit_map
 from support.checkpoints import fails
 from support.models import (
     CONFIGS,
@@ -128,27 +127,6 @@ def test_a_head_that_reads_something_else_is_refused():
     head.register_forward_pre_hook(lambda _head, inputs: (inputs[0].relu(),))
     with pytest.raises(UnsupportedModelError, match="which only decoding supports"):
         _ = wrap_model(hf).head
-
-
-@pytest.mark.parametrize(
-    ("architecture", "name", "mutant"),
-    [
-        ("gemma2", "capped", staticmethod(lambda values, _cap: values)),
-        ("nanochat", "capped", staticmethod(lambda x, cap: cap * (x / cap).tanh().tanh())),
-        ("granite", "scaled", lambda _self, hidden: hidden),
-        ("minicpm3", "scaled", lambda self, hidden: self.output_scale * hidden),
-        ("cohere", "scaled", lambda self, hidden: self.output_scale**2 * hidden),
-    ],
-    ids=["cap dropped", "cap twice", "scale dropped", "input scale dropped", "scale twice"],
-)
-def test_mutants_are_caught_by_the_comparison(
-    architecture: str, name: str, mutant: Any, monkeypatch: pytest.MonkeyPatch
-):
-    hf = tiny_hf(architecture)
-    logit_map(hf)  # measured by the code without the fault
-    monkeypatch.setattr(Head if name == "capped" else LogitMap, name, mutant)
-    wanted, got = wanted_and_got(hf)
-    assert float((wanted - got).abs().max()) > 0.1 * float(wanted.abs().max())
 
 
 KEPT = torch.tensor([1, 4, 5, 9, 30])
