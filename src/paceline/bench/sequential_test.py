@@ -292,11 +292,12 @@ def statement(config: TuneConfig, tests: Sequence[Tried]) -> str:
     """The number of tests, and the probability of choosing a setting that misses the bound."""
     count = sum(tried.lower_limit is not None for tried in tests)
     chosen = [tried for tried in tests if tried.met][-1]
+    most = ", the most certain first," if count > 1 else ""
     proof = "" if chosen.lower_limit is not None else " The chosen setting meets it by proof."
     end = "and met it" if tests[-1].met else "until one failed"
     return (
         f"bound: {config.bound}.{proof} {count} {'setting was' if count == 1 else 'settings were'} "
-        f"tested on {config.num_confirmed} other examples, the most certain first, {end}. "
+        f"tested on {config.num_confirmed} other examples{most} {end}. "
         f"The chosen setting misses the bound in at most {1 - config.confidence:.0%} of "
         "such runs."
     )

@@ -22,6 +22,7 @@ from paceline.engines.process import check_choice, started
 from paceline.engines.vllm import BLOCKS, VllmServer
 from paceline.errors import EngineError
 from paceline.extensions import RuleChoice
+from paceline.models.inspection import inspect_model
 from paceline.progress import silent
 
 if TYPE_CHECKING:
@@ -144,6 +145,8 @@ def _server(
         drafting = Drafting(choice.draft or config.draft, gamma, "probabilistic", rule)
         options, extra = (*options, *BLOCKS), gamma + 1
     length = max(map(len, prompts.prompts)) + prompts.max_new_tokens + extra
+    limit = inspect_model(config.target).max_length
+    length = length if limit is None else min(length, limit)
     setup = Setup(choice.target or config.target, drafting, length, config.dtype)
     with started(choice.model_copy(update={"options": options}), setup, progress) as engine:
         assert isinstance(engine, VllmServer), "the configuration allows no other"

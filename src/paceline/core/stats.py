@@ -74,11 +74,6 @@ class DecodeStats:
         return _ratio(self.num_accepted, self.num_examined)
 
     @property
-    def rejection_rate(self) -> float:
-        """Rejected / examined; NaN if nothing was examined."""
-        return _ratio(self.num_recovered, self.num_examined)
-
-    @property
     def deferral_rate(self) -> float:
         """Target calls / tokens, for all decoding methods; NaN without tokens."""
         return _ratio(self.num_target_calls, self.num_emitted)

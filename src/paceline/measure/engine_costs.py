@@ -110,6 +110,7 @@ class EngineCosts(StrictModel):
         drafting: How the engine samples draft tokens.
         drafts_in_full: The last block of a text drafts gamma tokens, too, beyond its end.
         full_vocabulary: The draft proposes from the full vocabulary.
+        parallel: The draft proposes a block in one pass.
         steps: One entry per gamma and batch size.
         starts: Number of starts of each server.
         served: The configuration of the measurement.
@@ -121,6 +122,7 @@ class EngineCosts(StrictModel):
     drafting: DraftSampling
     drafts_in_full: bool
     full_vocabulary: bool
+    parallel: bool = False
     target_parameters: int = Field(ge=1)
     draft_parameters: int = Field(ge=1)
     steps: list[StepCost] = Field(min_length=2)
@@ -200,9 +202,17 @@ def load_models_of(
     `target`: the target of another pair, loaded before.
     """
     full = costs is not None and costs.full_vocabulary
+    if costs is not None:
+        at_once = config.parallel and costs.parallel
+        config = config.model_copy(update={"parallel": at_once})
     pair = load_models(config, progress, target, full_vocabulary=full)
     if costs is None:
         return pair
+    if costs.parallel and pair.draft.mask_token is None:
+        raise UsageError(
+            f"{config.costs} has costs of a draft that proposes a block in one pass, and "
+            f"{config.draft} drafts token by token; measure the costs with it"
+        )
     measured = costs.target_parameters, costs.draft_parameters
     sizes = pair.target.num_parameters, pair.draft.num_parameters
     if measured != sizes:

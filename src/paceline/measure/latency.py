@@ -196,9 +196,10 @@ class PassTimer:
             text = text[: max(limit - max(gammas, default=0) - 1, 1)]
         self._token, generated = text[-1], text[len(begun) :]
         self._target, self._draft = target.start_session(), draft.start_session()
+        self._alone = target.start_session()  # nothing takes its tokens back, as without a draft
         if target.decoder_prompt is None:
             prompt, generated = text, ()
-        for session in (self._target, self._draft):
+        for session in (self._target, self._draft, self._alone):
             session.vocab_size = shared
             session.prefill([prompt])
             if generated:
@@ -228,7 +229,7 @@ class PassTimer:
     @torch.inference_mode()
     def time_once(self) -> None:
         """Time one token of each model, and one block of each gamma."""
-        self._draw("target", self._target, 1, self._sampling)
+        self._draw("target", self._alone, 1, self._sampling)
         self._draw("draft", self._draft, 1, self._draft_sampling)
         for gamma in self._gammas:
             drafted = self._draw("drafting", self._draft, gamma, self._draft_sampling)
@@ -255,7 +256,8 @@ class PassTimer:
         start = _now(self._pair)
         yield
         self._seconds.setdefault((name, count), []).append(_now(self._pair) - start)
-        session.rollback([session.lengths[0] - length])
+        if session is not self._alone or session.lengths[0] == session.max_length:
+            session.rollback([session.lengths[0] - length])
 
     def costs(self) -> PassCosts:
         """Medians over the rounds so far."""

@@ -36,7 +36,7 @@ from paceline.models import load_model, prepare_for_decoding
 from paceline.models.compatibility import check_same_vocabulary
 from paceline.models.contract import decoder_contexts
 from paceline.models.hf.base import HfModel
-from paceline.models.hf.plain_text import REFERENCE, greedy_texts, plain_text_logits
+from paceline.models.hf.plain_text import REFERENCE, greedy_text, plain_text_logits
 from paceline.models.loading import tokenizer_of
 from paceline.progress import Progress, silent
 from paceline.results.row import Row, Source
@@ -117,15 +117,14 @@ def reference_greedy(
     limit, length = model.max_length, max_new_tokens
     if limit is not None:
         length = min(length, limit - len(context))
-    (text,) = greedy_texts(
+    return greedy_text(
         model,
-        [prompt],
+        prompt,
         length,
         repetition_penalty=sampling.repetition_penalty,
         vocab_size=vocab_size,
         forces_eos=length == max_new_tokens,  # not where the context ends
     )
-    return text
 
 
 @torch.inference_mode()

@@ -38,7 +38,6 @@ from paceline.measure.slices import (
     Sliced,
     as_objects,
     judged,
-    rows_by_position,
     slices_of,
 )
 from paceline.measure.verdict import (
@@ -50,6 +49,7 @@ from paceline.measure.verdict import (
 )
 from paceline.models.inspection import inspect_model
 from paceline.models.loading import fingerprint
+from paceline.models.prepare import describe_pass
 from paceline.progress import Progress, silent
 from paceline.results.figures import FIGURES, as_values
 from paceline.results.row import Row, Source, select
@@ -123,8 +123,7 @@ class Measurement(Result):
     Attributes:
         rows: Of the scored texts without gamma, then by gamma with blocks and their costs; then,
             with the setting `timed`, of gammas that were timed to choose one, and of the requests
-            of the verdict; then by `position` in the text. The units are the numbers of the
-            prompts.
+            of the verdict. The units are the numbers of the prompts.
         slices: The prompts by the values of columns.
     """
 
@@ -267,6 +266,8 @@ def _shape(draft: HfModel, path: str) -> object:
         tuple((name, tuple(weight.shape)) for name, weight in weights),
         None if proposed is None else len(proposed),
         draft.mask_token is None,
+        describe_pass(draft),
+        str(getattr(draft.hf.config, "quantization_config", None)),
     )
 
 
@@ -281,6 +282,7 @@ def as_served(config: MeasureConfig, costs: EngineCosts) -> MeasureConfig:
         )
     gammas = costs.usable(config.gammas, config.concurrency)
     changes = {"gammas": gammas, "draft_sampling": drafts, "timed_prompts": 0}
+    changes["parallel"] = config.parallel and costs.parallel
     return config.model_copy(update=changes)
 
 
@@ -354,7 +356,7 @@ def measure_models(
         verdict = verdict.model_copy(update={"next": advice})
     return Measurement(
         config=config,
-        rows=[row, *blocks, *timed, *rows_by_position(scores, row)],
+        rows=[row, *blocks, *timed],
         verdict=verdict,
         slices=slices_of(config.slices, config.prompts, prompts),
         environment=environment(),
@@ -499,9 +501,10 @@ class DraftComparison(Result):
         if any(one.low <= 0 for one in less):
             return f"no draft is shown to be better: the difference in {words} may be 0"
         listed = ", ".join(
-            f"{one} over {self.drafts[place]}" for one, place in zip(less, others, strict=True)
+            f"by {one} than that of {self.drafts[place]}"
+            for one, place in zip(less, others, strict=True)
         )
-        return f"best: {self.drafts[best]}, {words} +{listed}"
+        return f"best: {self.drafts[best]}; its {words} is larger {listed}"
 
     def compared(self) -> list[Compared]:
         """Acceptance; tokens per target call; speedups.

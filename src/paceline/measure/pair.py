@@ -15,8 +15,8 @@ from paceline.data import CorpusConfig, read_records
 from paceline.data.collate import batches_of_like_length
 from paceline.data.input_checks import note
 from paceline.data.prompts import ChatOrRaw
+from paceline.data.sources import sample_completions
 from paceline.data.tokens import asked, encode_prompt, encode_prompts, truncated
-from paceline.decode import AutoregressiveDecoder
 from paceline.decode.decoder import least_of
 from paceline.decode.ngram import NGRAM, NgramDraft
 from paceline.errors import ContextLengthError, UsageError
@@ -61,6 +61,13 @@ class ModelsConfig(StrictModel):
     parallel: bool = True
     """Let a draft with a mask token (`pard_token`) propose a block in one pass; false: token by
     token, as an ordinary draft."""
+
+
+def _option(name: str, value: object) -> str:
+    """A sampling parameter as an option of a command."""
+    if name == "repetition_penalty":
+        return f"--set sampling.repetition_penalty={value}"
+    return f"--{name.replace('_', '-')} {value}"
 
 
 class PairConfig(ModelsConfig):
@@ -137,20 +144,26 @@ class PairConfig(ModelsConfig):
             given += ["--draft-weights", self.draft_weights]
         if self.max_prompt_tokens is not None:
             given += ["--set", f"max_prompt_tokens={self.max_prompt_tokens}"]
-        return shlex.join(map(str, given))
+        named = SamplingParams().model_dump().items() ^ self.sampling.model_dump().items()
+        text = shlex.join(map(str, given))
+        for name in sorted({name for name, _ in named}):
+            text += f" {_option(name, getattr(self.sampling, name))}"
+        if self.draft_sampling is not None:
+            text += f" --draft-temperature {self.draft_sampling.temperature}"
+        return text
 
     def note_defaults(self, checks: InputChecks) -> None:
         """Say if `sampling` is not set, and engines would sample otherwise by default."""
         generation = checks.model("target", self.target).hf.generation_config
         if "sampling" in self.model_fields_set or not getattr(generation, "do_sample", False):
             return
-        wanted = {
-            name: getattr(generation, name, None) for name in ("temperature", "top_p", "top_k")
-        }
+        wanted = {name: getattr(generation, name, None) for name in SamplingParams.model_fields}
+        if "engine" in type(self).model_fields:  # not applied there
+            del wanted["repetition_penalty"]
         served = {n: x for n, x in wanted.items() if x not in (None, getattr(self.sampling, n))}
         if served:
             listed = ", ".join(f"{name}={value}" for name, value in served.items())
-            options = " ".join(f"--{n.replace('_', '-')} {x}" for n, x in served.items())
+            options = " ".join(_option(name, value) for name, value in served.items())
             note(
                 f"texts are sampled at temperature 1, but the generation config of {self.target} "
                 f"sets {listed}, which engines use by default; give the settings that you serve "
@@ -190,8 +203,9 @@ class PairConfig(ModelsConfig):
         length = f"{most}" if least == most else f"{least} to {most}"
         checks.lines += [
             f"prompts: {self.prompts.path}, {len(lengths)} prompts of {length} tokens, {form}; the "
-            "first one, as the target reads it:",
+            "first one, as the target reads it, up to the line ---:",
             first,
+            "---",
         ]
         return len(lengths)
 
@@ -315,14 +329,12 @@ def sample_texts(
     progress: Progress = silent,
 ) -> list[list[int]]:
     """Sample a text after each prompt, with seeds of their own."""
-    decoder = AutoregressiveDecoder(writer, sampling)
-    decoder.forces_eos = False
     written: dict[int, list[int]] = {}
     progress("sampling text", 0, len(prompts))
     for rows in batches_of_like_length(list(map(len, prompts)), config.batch_size):
         seeds = [config.seed + row for row in rows]
         batch = [prompts[row] for row in rows]
-        generations = decoder.generate(batch, config.max_new_tokens, seed=seeds)
-        written |= zip(rows, (generation.tokens for generation in generations), strict=True)
+        texts = sample_completions(writer, batch, seeds, config.max_new_tokens, sampling=sampling)
+        written |= zip(rows, texts, strict=True)
         progress("sampling text", len(written), len(prompts))
     return [written[row] for row in range(len(prompts))]

@@ -100,13 +100,14 @@ def perplexity(config: PerplexityConfig, progress: Progress = silent) -> Perplex
     nats_N, bytes_N, tokens_N = (
         torch.tensor(part, dtype=torch.float64) for part in (nats, num_bytes, num_tokens)
     )
+    nats_per_token = ratio_interval((nats_N, tokens_N))
     return Perplexity(
         config=config,
         num_documents=len(documents),
         num_tokens=sum(num_tokens),
         num_bytes=sum(num_bytes),
         nats=math.fsum(nats),
-        perplexity=Interval(*(math.exp(min(x, 700)) for x in ratio_interval((nats_N, tokens_N)))),
+        perplexity=Interval(*(math.exp(x) if x < 700 else math.inf for x in nats_per_token)),
         bits_per_byte=ratio_interval((nats_N / math.log(2), bytes_N)),
         corpus=corpus_fingerprint(config.text) or None,
     )

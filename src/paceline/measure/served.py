@@ -36,7 +36,7 @@ from paceline.measure.verdict import Verdict, decide_served
 from paceline.models import load_model
 from paceline.models.hf.draft_vocabulary import is_baked
 from paceline.models.inspection import inspect_model
-from paceline.models.loading import fingerprint, load_tokenizer, model_directory
+from paceline.models.loading import fingerprint, load_tokenizer
 from paceline.progress import Progress, silent
 from paceline.records import atomic_write_text
 from paceline.results.figures import FIGURES
@@ -244,8 +244,8 @@ class Runs:
         drafting = None
         if gamma:
             path = choice.draft or config.draft
-            mask = inspect_model(model_directory(path)).mask_token
-            at_once = config.parallel and choice.kind.drafts_at_once and mask is not None
+            at_once = config.parallel and choice.kind.drafts_at_once
+            at_once = at_once and inspect_model(path).mask_token is not None
             drafting = Drafting(path, gamma, config.drafting, parallel=at_once)
         sizes = config.write_costs.batch_sizes if config.write_costs else (1,)
         target, length = choice.target or config.target, self._context_length()
@@ -257,7 +257,7 @@ class Runs:
         """Tokens of the longest request and one more block, at most the target's context length."""
         config = self._config
         longest = max(len(request.prompt) for request in self._requests) + config.max_new_tokens
-        limit = inspect_model(model_directory(config.target)).max_length
+        limit = inspect_model(config.target).max_length
         others = config.write_costs.gammas if config.write_costs else ()
         length = longest + max([config.num_speculative_tokens, *others]) + 1
         return length if limit is None else min(length, limit)
@@ -482,6 +482,7 @@ def _costs(config: ServedConfig, pair: Pair, runs: Runs) -> EngineCosts | None:
         drafting=config.drafting,
         drafts_in_full=engine.counts_behind_end,
         full_vocabulary=pair.draft.draft_vocabulary is None,
+        parallel=pair.draft.mask_token is not None,
         target_parameters=pair.target.num_parameters,
         draft_parameters=pair.draft.num_parameters,
         steps=runs.steps.costs(),

@@ -1,4 +1,4 @@
-"""Slices of the prompts, by a column or by length; and acceptance by place in the text."""
+"""Slices of the prompts, by a column or by length."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ from paceline.errors import PromptError
 from paceline.measure.results import gamma_of
 from paceline.measure.verdict import Verdict, decide_by_expected
 from paceline.results.figures import FIGURES
-from paceline.results.row import Row, rounded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from paceline.core.text_scores import TextScores
     from paceline.data import CorpusConfig
+    from paceline.results.row import Row
 
 LENGTH = "prompt_tokens"
 """The slice of prompts by their length, which needs no column."""
 _MOST_VALUES = 20
-_FIRST, _FACTOR = 16, 4  # bins of lengths and places: 1 to 16, 17 to 64, 65 to 256, ...
+_FIRST, _FACTOR = 16, 4  # bins of lengths: 1 to 16, 17 to 64, 65 to 256, ...
 SHOWN = ("expected_acceptance", "block_efficiency", "expected_speedup")
 
 
@@ -87,23 +86,6 @@ def judged(slices: Sequence[Slice], blocks: Sequence[Row], disturbed: str) -> It
         yield Sliced(one, row.extended(slice=f"{one.name} {one.value}"), verdict)
 
 
-def rows_by_position(scores: TextScores, texts: Row) -> list[Row]:
-    """The acceptance of the tokens at each range of places in the new text; none if it is one."""
-    acceptance_BT, mask_BT = scores.acceptance_BT, scores.mask_BT
-    rows: list[Row] = []
-    start, width = 0, mask_BT.shape[1]
-    while start < width:
-        end = _bin_end(start + 1)
-        sums = {
-            name: rounded(part_BT[:, start:end].sum(-1))
-            for name, part_BT in (("tokens", mask_BT), ("acceptance", acceptance_BT))
-        }
-        row = texts.extended(position=_range(end))
-        rows.append(row.model_copy(update={"sums": sums, "totals": {}}))
-        start = end
-    return rows if len(rows) > 1 else []
-
-
 def as_objects(found: Sequence[Sliced]) -> list[dict[str, Any]]:
     """The slices with figures and verdicts as JSON values."""
     return [
@@ -112,11 +94,6 @@ def as_objects(found: Sequence[Sliced]) -> list[dict[str, Any]]:
         | {name: FIGURES[name].measure(one.row).as_object() for name in SHOWN}
         for one in found
     ]
-
-
-def positions(rows: Sequence[Row]) -> list[Row]:
-    """The rows of `rows_by_position` among those of a measurement."""
-    return [row for row in rows if "position" in row.setting]
 
 
 def _bin_end(length: int) -> int:

@@ -25,7 +25,7 @@ from paceline.measure.pair import PairConfig
 from paceline.measure.served import Answers, speedup_by_start
 from paceline.measure.verdict import Verdict, best_code, decide_served
 from paceline.models.inspection import inspect_model
-from paceline.models.loading import fingerprint, load_tokenizer, model_directory
+from paceline.models.loading import fingerprint, load_tokenizer
 from paceline.progress import Progress, silent
 from paceline.results.figures import FIGURES
 from paceline.results.row import Row, Source, sums_of
@@ -84,6 +84,10 @@ class SpeculatorsConfig(PairConfig):
     def _can_be_measured(self) -> SpeculatorsConfig:
         if self.engine.engine != "vllm" or self.engine.url is not None:
             raise ValueError("speculative_config is of a vLLM that is started here: --engine vllm")
+        if self.sampling.repetition_penalty != 1 or self.draft_sampling is not None:
+            raise ValueError(
+                "repetition_penalty and draft_sampling do not apply to engines; leave them out"
+            )
         self.check_groups(self.num_prompts)
         return self
 
@@ -248,6 +252,11 @@ def measure_speculators(config: SpeculatorsConfig, progress: Progress = silent) 
         EngineError: The engine did not start with a method, or did not answer.
     """
     checked(config)
+    if config.draft and config.parallel and inspect_model(config.draft).mask_token is not None:
+        own = {"method": "draft_model", "model": config.draft, "parallel_drafting": True}
+        own |= {"num_speculative_tokens": config.num_speculative_tokens}
+        methods = (*config.speculative_config, json.dumps(own))
+        config = config.model_copy(update={"draft": "", "speculative_config": methods})
     config, prompts = config.read_prompts(load_tokenizer(config.target))
     requests = [
         Request(prompt, config.max_new_tokens, config.sampling, config.seed + number)
@@ -285,12 +294,13 @@ def _server(
 ) -> AbstractContextManager[Engine]:
     """vLLM with a method; empty: with the target alone."""
     choice = config.engine
-    if text:
-        options = (*choice.options, "--speculative-config", text)
-        choice = choice.model_copy(update={"options": options})
+    # each load asks the same prompts; options of the user come last, and win
+    options = ("--no-enable-prefix-caching", *choice.options)
+    options += ("--speculative-config", text) if text else ()
+    choice = choice.model_copy(update={"options": options})
     drafted = [_num_drafted(other) for other in config.methods.values()]
     longest = max(map(len, prompts)) + config.max_new_tokens + max(drafted) + 1
-    limit = inspect_model(model_directory(config.target)).max_length
+    limit = inspect_model(config.target).max_length
     length = longest if limit is None else min(longest, limit)
     target, size = choice.target or config.target, max(config.loads)
     return started(choice, Setup(target, None, length, config.dtype, batch_size=size), progress)

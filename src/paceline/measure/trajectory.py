@@ -18,10 +18,12 @@ from pydantic import Field, model_validator
 
 from paceline.config import HomePath, Options, StrictModel, fields_of, read_json
 from paceline.core.sampling import SamplingParams, as_list
-from paceline.data import CorpusConfig, read_prompts
+from paceline.data import CorpusConfig, read_records
 from paceline.data.collate import collate
 from paceline.data.input_checks import InputChecks, checked
+from paceline.data.prompts import ChatOrRaw, corpus_fingerprint
 from paceline.data.sources import rows_of
+from paceline.data.tokens import asked, encode_prompts
 from paceline.errors import UnsupportedModelError, UsageError
 from paceline.measure.acceptance import PairTexts, rows_of_texts, score_texts
 from paceline.measure.pair import check_task, load_beside, sample_texts
@@ -74,6 +76,7 @@ class TrajectoryConfig(StrictModel):
             and each draft's own answers to them are scored.
         samplings: Sampling parameters to measure with.
         gammas: Numbers of draft tokens per block, for tau and MBSU.
+        chat: Ask texts as messages of the user, as in `measure`.
         num_prompts: Maximum number of prompts per task.
         output: Output directory; resumes if it exists.
     """
@@ -86,6 +89,7 @@ class TrajectoryConfig(StrictModel):
         default=(SamplingParams(temperature=0), _LOOSE), min_length=1
     )
     gammas: tuple[Annotated[int, Field(ge=1)], ...] = Field(default=(3, 5), min_length=1)
+    chat: ChatOrRaw = None
     num_prompts: int = Field(default=32, ge=1)
     max_prompt_tokens: int = Field(default=64, ge=1)
     max_new_tokens: int = Field(default=64, ge=1)
@@ -191,6 +195,7 @@ def trajectory(config: TrajectoryConfig, progress: Progress = silent) -> list[Ro
     names = names_of(config.runs)
     drafts = [draft for path in names for draft in checkpoints_of(path)]
     inputs = {"target_fingerprint": fingerprint(config.target)}
+    inputs |= {f"tasks.{name}": corpus_fingerprint(task) for name, task in config.tasks.items()}
     for name, task in config.scored_tasks.items():
         inputs[f"task {name}"] = str(sorted(task.versions().items()))
     run = RunDirectory(config.output)
@@ -251,8 +256,8 @@ class _Scorer:
         tokenizer = tokenizer_of(self._target, config.target)
         encoder = self._target.decoder_prompt is not None
         self._prompts = {
-            task: read_prompts(
-                corpus.first(config.num_prompts),
+            task: encode_prompts(
+                asked(read_records(corpus.first(config.num_prompts)), tokenizer, config.chat),
                 tokenizer,
                 max_tokens=corpus.max_prompt_tokens or config.max_prompt_tokens,
                 encoder=encoder,
@@ -292,7 +297,8 @@ class _Scorer:
         config, (task, sampling) = self._config, case
         prompts, completions = self._texts[case]
         model, most = self._draft(draft.path), config.max_new_tokens
-        texts = PairTexts(self._target, model, prompts, completions, sampling, max_new_tokens=most)
+        given = self._target, model, prompts, completions, sampling
+        texts = PairTexts(*given, max_new_tokens=most, gamma=max(config.gammas))
         scores = score_texts(texts, target_logits=self._target_logits, with_cross_entropy=True)
         setting: dict[str, Label] = {"task": task, **named, "label": draft.label}
         if not draft.is_start:

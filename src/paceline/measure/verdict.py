@@ -214,15 +214,13 @@ def next_step(
         most = max(map(gamma_of, rows))
         if most > 1 and verdict.gamma == most and "engine" not in rows[0].setting:
             return f"try longer blocks: --gammas {most},{most + most // 2},{2 * most}"
-        return (
-            f"paceline verify {options} --self-test, then paceline export with --gamma "
-            f"{verdict.gamma}"
-        )
+        return f"paceline verify {options} --self-test"
     if not verdict.decided:
         factor = ((speedup.high - speedup.low) / 2 / max(abs(speedup.value - 1), 1e-9)) ** 2
         if factor > _MOST_FACTOR:
             return "serve without this draft: its speedup is near 1; a better draft needs alignment"
-        return f"measure about {max(2, math.ceil(1.2 * factor))} times as many prompts"
+        times = max(2, math.ceil(1.2 * factor))
+        return f"measure {times} times as many prompts: --num-prompts, and --timed-prompts as many"
     needed = {
         gamma_of(row): row.totals["break_even_acceptance"]
         for row in rows

@@ -87,8 +87,8 @@ BUILT_IN: Sequence[Figure] = (
     ),
     Figure(
         "break_even_acceptance",
-        "the acceptance at which tokens per target call equal the time of a whole block, in target "
-        "passes over one token",
+        "the acceptance, the same at each position, at which tokens per target call equal the time "
+        "of a whole block, in target passes over one token",
         label="break-even acceptance",
         better="less",
     ),

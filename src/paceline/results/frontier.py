@@ -9,6 +9,7 @@ Settings of cells that this module reads: `family`, the name of the cell's curve
 # C cells, N examples, R resamples
 from __future__ import annotations
 
+import itertools
 import math
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
@@ -170,7 +171,8 @@ class Frontier:
         ]
 
         def half(which: int) -> Frontier:
-            places = sorted(place for part in parts for place in part[which::2])
+            halved = (part if len(part) == 1 else part[which::2] for part in parts)
+            places = sorted(itertools.chain(*halved))
             units = [self.target.units[place] for place in places]
             return Frontier([row.only(units) for row in self.rows])
 

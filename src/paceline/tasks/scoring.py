@@ -14,13 +14,14 @@ from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_args
 
 import torch
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, ValidationInfo
 
 from paceline.core.bootstrap import Interval
 from paceline.core.bounded_means import bounded_mean_interval
 from paceline.environment import how_to_install
 from paceline.errors import UsageError
 from paceline.extensions import IMPORT, imported, is_permitted
+from paceline.permissions import Origin
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -31,11 +32,13 @@ Rouge: TypeAlias = Literal["rouge1", "rouge2", "rougeL"]
 BuiltInMetric: TypeAlias = Literal["exact_match", "rouge1", "rouge2", "rougeL", "chrf"]
 
 
-def _known(metric: Any) -> Any:
+def _known(metric: Any, info: ValidationInfo) -> Any:
     """Validate a built-in name, `package.module:function`, or {import: package.module:function}."""
     if isinstance(metric, dict) and set(metric) == {IMPORT}:
         metric = metric[IMPORT]
     if isinstance(metric, str) and ":" in metric:
+        if info.context is Origin.RESULTS and not is_permitted(metric.partition(":")[0]):
+            return metric
         found = imported(metric)
         if not callable(found):
             raise ValueError(f"{metric} is not callable; wanted a function of (reference, answer)")

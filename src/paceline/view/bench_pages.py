@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.bench.answers import SAMPLED, context_of, family, read_rows
 from paceline.core.bootstrap import Interval
 from paceline.errors import UsageError
+from paceline.extensions import IMPORT
 from paceline.results.frontier import ORACLE, TARGET_ALONE, Frontier, family_of, is_lossless
 from paceline.results.row import grouped
 from paceline.view import charts
@@ -121,8 +122,9 @@ def _silence(frontier: Frontier) -> str:
         return "the task has no metric, so there is no quality to compare with speed"
     if not frontier.value("quality", frontier.target) > 0:
         return (
-            "the target's own quality is 0 on these examples, so no ratio to it is defined; take "
-            "other examples or another task"
+            "the target itself scores 0 on all examples, so no relative quality is defined; "
+            "compare an answer with its reference: one that is cut needs max_new_tokens, one that "
+            "goes on task.stop, a chat model task.chat"
         )
     return ""
 
@@ -247,7 +249,8 @@ def _best_cells(frontier: Frontier) -> Table:
 def tune_page(found: Tuned, environment: Mapping[str, Any] | None = None) -> Page:
     config = found.config
     source = source_of("tune", config, environment)
-    task = f"Task: {config.task.task}, {sampling_words(vars(config.sampling))}"
+    own = config.task[IMPORT] if isinstance(config.task, dict) else config.task.task
+    task = f"Task: {own}, {sampling_words(vars(config.sampling))}"
     return Page(
         title="The best setting within a bound",
         verdict=_verdict_of_tune(found),

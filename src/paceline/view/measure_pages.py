@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -23,6 +25,7 @@ from paceline.view.page import (
     about,
     sampling_words,
     sentence,
+    shown,
     source_of,
     table_of,
     words_of,
@@ -30,7 +33,6 @@ from paceline.view.page import (
 from paceline.view.tables import (
     drafts_table,
     gamma_table,
-    position_table,
     served_tables,
     slices_table,
     speculators_table,
@@ -146,8 +148,7 @@ def _acceptance(found: Measurement) -> Section:
     text = "Three figures that others call acceptance rate, on text of the target."
     line = {name: found.figure(name) for name in ACCEPTANCE}
     tables = [Table("Acceptance", [line], text=text, units="prompts")]
-    more = position_table(found), slices_table(found)
-    return Section("Acceptance", [*tables, *filter(None, more)])
+    return Section("Acceptance", [*tables, *filter(None, [slices_table(found)])])
 
 
 def drafts_page(found: DraftComparison) -> Page:
@@ -173,7 +174,9 @@ def drafts_page(found: DraftComparison) -> Page:
 
 
 def speculators_page(found: SpeculatorTable) -> Page:
-    source = source_of("measure --speculative-config", found.config, found.environment)
+    config = found.config
+    methods = " ".join(f"--speculative-config {shlex.quote(x)}" for x in config.speculative_config)
+    source = source_of(f"measure {methods}", config, found.environment)
     return Page(
         title="Which speculator, at which load?",
         verdict=sentence(found.summary),
@@ -249,7 +252,7 @@ def verify_page(found: LosslessnessReport) -> Page:
     )
     checks = {"lossless rule": sampled} | ({} if broken is None else {"broken rule": broken})
     tests = [
-        {"test": name, "passed": one.passed, **one.counts, **_test_figures(one)}
+        {"test": name, "passed": _tested(one), **one.counts, **_test_figures(one)}
         for name, one in checks.items()
     ]
     columns = {
@@ -265,7 +268,7 @@ def verify_page(found: LosslessnessReport) -> Page:
         verdict=_verdict_of_verify(found),
         facts=[
             Fact("greedy texts equal", f"{texts['identical']} of {texts['prompts']}"),
-            Fact("G-test p", f"{sampled.p_value:.2g}", f"fails below {sampled.false_alarm:g}"),
+            Fact("G-test p", shown(sampled.p_value, ".2g"), f"fails below {sampled.false_alarm:g}"),
             Fact("sampled tokens", f"{sampled.counts['tokens']:,}"),
         ],
         sections=[
@@ -281,6 +284,11 @@ def verify_page(found: LosslessnessReport) -> Page:
     )
 
 
+def _tested(check: DistributionCheck) -> bool | None:
+    """Whether it passed; None if there were too few tokens."""
+    return None if check.passed and math.isnan(check.p_value) else check.passed
+
+
 def _test_figures(check: DistributionCheck) -> Line:
     known = {name: check.row.totals.get(name) for name in ("g_statistic", "p_value")}
     return known | {"false alarm": check.false_alarm}
@@ -291,6 +299,11 @@ def _verdict_of_verify(found: LosslessnessReport) -> str:
     if found.word == "UNDECIDED":
         return sentence(f"No test failed, but {found.open_question}")
     ties = f", {texts['ties']} differ at a tie of its logits" if texts["ties"] else ""
+    if _tested(sampled) is None:
+        return (
+            f"{texts['identical']} of {texts['prompts']} greedy texts equal the target's{ties}; "
+            f"{sampled.counts['tokens']:,} sampled tokens are too few to test."
+        )
     follow = "follow" if sampled.passed else "do not follow"
     broken = found.broken_distribution
     more = "; the same test rejects a broken rule" if broken and not broken.passed else ""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from paceline.bench.answers import family, setting
 from paceline.core.bootstrap import Interval
 from paceline.measure.results import num_tokens
-from paceline.measure.slices import SHOWN, positions
+from paceline.measure.slices import SHOWN
 from paceline.measure.trajectory import START, draft_name, gain_of
 from paceline.results.figures import FIGURES
 from paceline.results.frontier import measure
@@ -66,15 +66,6 @@ def gamma_table(found: Measurement, *, with_intervals: bool = False) -> Table:
     if found.engine:
         columns["block"] = "time per block in the engine, drafting included."
     return dataclasses.replace(table, rows=lines, columns=columns)
-
-
-def position_table(found: Measurement) -> Table | None:
-    """Acceptance by place in the text; None if the texts are short."""
-    rows = positions(found.rows)
-    if not rows:
-        return None
-    title = "Acceptance by place in the new text"
-    return table_of(rows, ("position",), ("expected_acceptance",), title=title, units="prompts")
 
 
 def slices_table(found: Measurement) -> Table | None:

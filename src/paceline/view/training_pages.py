@@ -160,7 +160,8 @@ def trajectory_page(rows: Sequence[Row], manifest: Mapping[str, Any] | None) -> 
         runs = {row.source.run for row in rows}
         drafts = {row.source.fingerprints["draft"] for row in rows}
         facts = [Fact("runs", str(len(runs))), Fact("drafts measured", str(len(drafts)))]
-        facts.append(Fact("parameter ratio", f"{row.setting['parameter_ratio']:.3f}"))
+        if whole := row.source.sizes.get("target"):
+            facts.append(Fact("parameter ratio", f"{row.source.sizes['draft'] / whole:.3f}"))
     title = "Drafts over training"
     return Page(title, verdict, sections, facts=facts, about=about(source), source=source)
 

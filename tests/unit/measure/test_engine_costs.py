@@ -187,6 +187,7 @@ def test_an_engine_that_ignores_a_drafts_list_is_measured_with_all_tokens(folder
         ({"draft_sampling": {"temperature": 0.7}}, {}, "leave --draft-temperature out"),
         ({}, {"target_parameters": 5}, "was measured with 5 and"),
         ({"costs": None, "concurrency": 4}, {}, "concurrency needs the costs of an engine"),
+        ({}, {"parallel": True}, "has costs of a draft that proposes a block in one pass"),
     ],
 )
 def test_what_does_not_fit_the_costs_is_refused(

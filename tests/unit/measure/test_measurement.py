@@ -242,6 +242,8 @@ def test_passes_are_timed_as_blocks_make_them(monkeypatch: pytest.MonkeyPatch, t
     assert costs.drafting_s == {2: 2, 5: 5}
     assert costs.verifying_s == {2: 10, 5: 10}
     assert costs.block_cost(5) == pytest.approx(5 * costs.cost_ratio + 1)
+    alone, verifying = timer._alone.lengths[0], timer._target.lengths[0]
+    assert alone - verifying == 3, "a target alone takes nothing back, and pays for no snapshots"
 
 
 def test_the_interval_of_one_request_is_everything_and_survives_json():

@@ -4,7 +4,6 @@ import json
 import math
 import shutil
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +11,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from paceline.bench import bench
-from paceline.bench.tune import tune
 from paceline.config import validate
-from paceline.data.distillation_data import generate_data
 from paceline.data.input_checks import InputChecks
 from paceline.data.prompts import CorpusConfig
-from paceline.errors import InputNote, PromptError, UsageError
-from paceline.measure import measure, verify_losslessness
-from paceline.measure.analysis import analyze
+from paceline.errors import InputNote, PromptError
 from paceline.measure.perplexity import (
     document_nats,
     num_bytes_of,
@@ -28,7 +22,6 @@ from paceline.measure.perplexity import (
     read_documents,
 )
 from paceline.models import load_model
-from paceline.train import align, pretrain
 from support.checkpoints import edit
 from support.configs import small
 from support.data import write_rows
@@ -120,29 +113,7 @@ def test_text_without_a_token_to_predict_is_one_line(folder: Path, tmp_path: Pat
         perplexity(small("perplexity", folder, tmp_path, text=str(corpus), **CPU))
 
 
-VERBS: dict[str, Callable[..., Any]] = {
-    "measure": measure,
-    "analyze": analyze,
-    "verify": verify_losslessness,
-    "perplexity": perplexity,
-    "generate-data": generate_data,
-    "bench": bench,
-    "tune": tune,
-    "align": align,
-    "pretrain": pretrain,
-}
 no_weights = pytest.mark.usefixtures("no_weights")
-
-
-def config_of(verb: str, folder: Path, output: Path, text: Path) -> Any:
-    """A small configuration of the verb that reads this text."""
-    if verb in ("bench", "tune"):
-        limits = {"quality_floor": None, "max_latency": 0.9, "num_timed": 8}
-        task = {"task": "text", "corpus": str(text)}
-        return small(verb, folder, output, task=task, **(limits if verb == "tune" else {}))
-    if verb in ("align", "pretrain"):
-        return small(verb, folder, output, data={"train": str(text)})
-    return small(verb, folder, output, **{"text" if verb == "perplexity" else "prompts": str(text)})
 
 
 @no_weights
@@ -150,28 +121,11 @@ def test_prompts_after_those_that_are_measured_are_not_read(folder: Path, tmp_pa
     text = tmp_path / "prompts.jsonl"
     lines = [json.dumps({"prompt": prompt}) for prompt in ("a b", "c d e", "f")]
     text.write_text("\n".join([*lines, "not json"]))
-    config = config_of("measure", folder, tmp_path / "out", text)
+    config = small("measure", folder, tmp_path / "out", prompts=str(text))
     config = config.model_copy(update={"num_prompts": 3})
     tokenizer = AutoTokenizer.from_pretrained(folder / "target")
     expected = [tokenizer(prompt)["input_ids"] for prompt in ("a b", "c d e", "f")]
     assert config.read_prompts(tokenizer)[1] == expected
-
-
-@no_weights
-@pytest.mark.parametrize("verb", VERBS)
-def test_a_text_that_is_missing_is_one_line(folder: Path, tmp_path: Path, verb: str):
-    config = config_of(verb, folder, tmp_path / "out", tmp_path / "missing.jsonl")
-    with pytest.raises(PromptError, match=r"missing\.jsonl"):
-        VERBS[verb](config)
-    assert not (tmp_path / "out").exists()
-
-
-@no_weights
-@pytest.mark.parametrize("verb", ["measure", "align", "bench"])
-def test_a_draft_that_is_missing_is_one_line(folder: Path, tmp_path: Path, verb: str):
-    config = config_of(verb, folder, tmp_path / "out", folder / "corpus.jsonl")
-    with pytest.raises(UsageError, match=r"^no/where"):
-        VERBS[verb](config.model_copy(update={"draft": "no/where"}))
 
 
 SERVED = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 1.0, "min_p": None}
@@ -183,7 +137,7 @@ def test_sampling_that_engines_take_from_the_model_is_noted_unless_it_is_chosen(
     folder: Path, tmp_path: Path, verb: str
 ):
     target = shutil.copytree(folder / "target", tmp_path / "target")
-    config = config_of(verb, folder, tmp_path, folder / "corpus.jsonl")
+    config = small(verb, folder, tmp_path, prompts=str(folder / "corpus.jsonl"))
     values = config.model_dump(exclude_unset=True) | {"target": str(target)}
     edit(target / "generation_config.json", **SERVED)
     noted = "sets temperature=0.6, top_k=20, which .* as --temperature 0.6 --top-k 20$"

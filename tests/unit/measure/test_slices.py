@@ -1,4 +1,4 @@
-"""Slices of the prompts, against measurements of these prompts alone, and places by hand."""
+"""Slices of the prompts, against measurements of these prompts alone."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ import torch
 from paceline.errors import PromptError
 from paceline.measure.analysis import AnalyzeConfig, analyze_models
 from paceline.measure.measurement import MeasureConfig, Measurement, measure_models
-from paceline.measure.slices import positions, slices_of
+from paceline.measure.slices import slices_of
 from paceline.results import FIGURES
 from paceline.view.tables import frontier_table
 from support.fakes import TableModel
@@ -74,26 +74,6 @@ def test_rules_are_predicted_for_each_slice(corpus: Path):
             emitted, calls = (sum(sums[name][u] or 0 for u in one.units) for name in BLOCKS)
             assert FIGURES["block_efficiency"].value(row) == pytest.approx(emitted / calls)
             assert line["rule"] == row.setting["label"]
-
-
-def test_acceptance_by_place_is_that_of_the_tokens_there(corpus: Path):
-    found = measured(corpus, list(range(20)))
-    rows = positions(found.rows)
-    assert [row.setting["position"] for row in rows] == ["1 to 16", "17 to 64"]
-    for row, places in zip(rows, (range(16), range(16, 64)), strict=True):
-        overlaps = [
-            float(torch.minimum(*(m.log_probs(text).exp() for m in (TARGET, DRAFT))).sum())
-            for prompt, tokens in zip(PROMPTS, TEXTS, strict=True)
-            for place in places
-            if place < len(tokens)
-            for text in [[*prompt, *tokens[:place]]]
-        ]
-        value = FIGURES["expected_acceptance"].value(row)
-        assert value == pytest.approx(sum(overlaps) / len(overlaps), rel=1e-5)
-
-
-def test_texts_of_one_range_have_no_places(corpus: Path):
-    assert positions(measured(corpus, [0, 1, 2]).rows) == []
 
 
 def test_columns_that_make_no_slices_are_refused_in_one_line(corpus: Path):

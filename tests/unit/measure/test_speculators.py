@@ -63,10 +63,12 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     def started(choice: EngineChoice, setup: Setup, progress: Progress) -> Iterator[Any]:
         assert setup.drafting is None
         assert setup.batch_size == 4
-        text = choice.options[-1] if choice.options else "{}"
+        flag, *given = choice.options
+        assert flag == "--no-enable-prefix-caching", "each load asks the same prompts"
+        text = given[-1] if given else "{}"
         method = json.loads(text).get("method", "none")
         names = {"draft_model": DRAFT, "eagle3": "eagle3 head"}
-        assert choice.options[:-1] == (("--speculative-config",) if choice.options else ())
+        assert given[:-1] == (["--speculative-config"] if given else [])
         yield Timed(names.get(method, method), found)
 
     monkeypatch.setattr("paceline.measure.speculators.started", started)
@@ -125,7 +127,10 @@ def test_figures_verdicts_and_what_to_serve(many: Path, asked: list[tuple[str, i
     shown = json.loads(found.model_dump_json())
     assert SpeculatorTable.model_validate(shown).cells() == found.cells()
     (many / "found.json").write_text(found.model_dump_json())
-    assert read_page(many / "found.json").page.title == speculators_page(found).title
+    page = read_page(many / "found.json").page
+    assert page.title == speculators_page(found).title
+    assert page.source is not None
+    assert "measure --speculative-config '{" in page.source.command
     assert shown["best"] == {"1": "eagle3 head", "4": "eagle3 head"}
 
 
@@ -173,6 +178,7 @@ def test_a_file_with_too_few_prompts_is_refused_before_the_engine_starts(
             "needs the keys method, a text, and num_sp",
         ),
         ({"speculative_config": []}, "speculative_config"),
+        ({"draft_sampling": {"temperature": 0}}, "do not apply to engines; leave them out"),
     ],
 )
 def test_settings_that_cannot_be_measured_are_one_line(
@@ -180,6 +186,14 @@ def test_settings_that_cannot_be_measured_are_one_line(
 ):
     with pytest.raises(PacelineError, match=message):
         config(many, **changes)
+
+
+def test_a_parallel_draft_is_served_as_one(many: Path, asked: list[tuple[str, int]]):
+    del asked
+    settings = many / "draft" / "config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"pard_token": 7}))
+    found = measure_speculators(config(many))
+    assert found.served("draft_model draft")["parallel_drafting"] is True
 
 
 def test_equal_methods_are_numbered(many: Path):

@@ -162,6 +162,17 @@ def test_texts_of_another_target_at_the_same_place_are_not_mixed_in(folder: Path
         trajectory(made)
 
 
+def test_other_prompts_at_the_same_place_are_not_mixed_in(folder: Path, tmp_path: Path):
+    prompts = Path(shutil.copy(folder / "corpus.jsonl", tmp_path / "prompts.jsonl"))
+    given = {"tasks": {"own": str(prompts)}, "runs": [str(folder / "first")], **SMALL}
+    made = config(folder, tmp_path / "out", **given)
+    trajectory(made)
+    with prompts.open("a") as stream:
+        stream.write('{"text": "one more"}\n')
+    with pytest.raises(ConfigError, match=r"with another tasks\.own: files have changed"):
+        trajectory(made)
+
+
 def test_a_task_may_have_longer_prompts_than_the_others(folder: Path, tmp_path: Path):
     corpus = str(folder / "corpus.jsonl")
     tasks = {"short": corpus, "long": {"path": corpus, "max_prompt_tokens": 9}}

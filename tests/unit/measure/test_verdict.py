@@ -218,7 +218,12 @@ def test_recorded_costs_of_a_busy_machine_are_called_disturbed():
     ("speedup", "break_even", "trained", "said"),
     [
         ((1.2, 1.1, 1.3), 0.4, 0.6, "try longer blocks: --gammas 4,6,8"),
-        ((1.2, 0.9, 1.5), 0.4, 0.6, "measure about 3 times as many prompts"),  # 1.2 (0.3 / 0.2)^2
+        (
+            (1.2, 0.9, 1.5),
+            0.4,
+            0.6,
+            "measure 3 times as many prompts: --num-prompts",
+        ),  # 1.2 (0.3 / 0.2)^2
         ((1.01, 0.9, 1.12), 0.4, 0.6, "serve without this draft"),
         # beside other programs, of nine requests
         ((0.8, 0.36, 6.91), 0.4, 0.6, "stop other programs and run again"),
@@ -242,7 +247,7 @@ def test_a_verdict_names_the_next_step(
     if said.startswith("try longer"):
         longer = [*rows, gamma_row(8)]
         step = next_step(verdict, ALPHA, longer, found, trained, options)
-        assert step.endswith("--self-test, then paceline export with --gamma 4")
+        assert step == f"paceline verify {options} --self-test"
 
 
 def test_nothing_is_concluded_from_disturbed_costs():

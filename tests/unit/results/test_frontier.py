@@ -82,6 +82,8 @@ def test_a_best_cell_is_chosen_on_one_half_and_measured_on_the_other():
     places = [set(half.target.units) for half in halves]
     assert places[0] | places[1] == set(range(30))
     assert [half.num_timed for half in halves] == [5, 5]
+    once = Frontier([row(ALONE, [example(), *[example(baseline_s=None)] * 4])]).halves
+    assert [half.num_timed for half in once] == [1, 1], "a single one is in both"
     lucky = [
         one | {"seconds": 1 / 4 if place in places[0] else 1 / 2, "score": score}
         for place, one in enumerate(plain)

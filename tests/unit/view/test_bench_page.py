@@ -104,7 +104,7 @@ def test_failed_cells_have_a_reason(tmp_path: Path):
             [steady(ALONE, None, metric=None), steady(Chow(0.2), None, 2.0, metric=None)],
             "The task has no metric, so there is no quality",
         ),
-        ([steady(ALONE, 0.0), steady(Chow(0.2), 0.0, 2.0)], "The target's own quality is 0"),
+        ([steady(ALONE, 0.0), steady(Chow(0.2), 0.0, 2.0)], "The target itself scores 0"),
         ([steady(Chow(0.2))], "The target alone has no finished cell"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,16 @@ def test_the_word_and_its_mark_are_those_of_the_result(page_of: Pages, tmp_path:
     failed = read_page(reports.losslessness(tmp_path, p_value=1e-6)).page
     assert (failed.word, failed.tone) == ("FAILED", "bad")
     assert "sampled tokens do not follow its distribution (p 1e-06)" in failed.verdict
+    open_ = read_page(reports.losslessness(tmp_path, p_value=math.nan)).page
+    assert [fact.value for fact in open_.facts if fact.name == "G-test p"] == ["-"]
+
+
+def test_the_task_of_a_tune_may_be_a_class_that_is_not_imported(tmp_path: Path):
+    file = reports.RUNS["tune"](tmp_path) / "result.json"
+    found = json.loads(file.read_text())
+    found["config"]["task"] = {"import": "counting:Counting", "most": 3}
+    file.write_text(json.dumps(found))
+    assert "Task: counting:Counting" in str(read_page(tmp_path).page.about)
 
 
 def test_a_measurement_plots_predictions_and_measured_speedups(page_of: Pages):
