@@ -224,13 +224,15 @@ def test_what_is_written_is_read_back_equal(tmp_path_factory: pytest.TempPathFac
 
 
 def test_a_key_below_that_of_a_text_completes_its_path_and_below_nothing_makes_a_mapping():
-    values: dict[str, object] = {"data": {"train": "c.jsonl"}, "sampling": None}
+    values: dict[str, object] = {"data": {"train": "c.jsonl"}, "sampling": None, "objective": "jsd"}
     apply_override(values, "data.train.chat_template_kwargs.enable_thinking=false")
     thinking = {"enable_thinking": False}
     apply_override(values, "sampling.temperature=0.5")
+    apply_override(values, "objective.beta=0.3")
     assert values == {
         "data": {"train": {"path": "c.jsonl", "chat_template_kwargs": thinking}},
         "sampling": {"temperature": 0.5},
+        "objective": {"kind": "jsd", "beta": 0.3},
     }
 
 

@@ -150,6 +150,8 @@ def tune(result: "Tuned", _config: "TuneConfig") -> "Shown":
 
 def usage(result: "Tuned") -> str:
     """How to use the chosen setting."""
+    from paceline.results.frontier import measure
+
     config, strategy = result.config, result.chosen.decoding.strategy
     weights = "" if config.draft_weights == "auto" else f" --draft-weights {config.draft_weights}"
     models = shlex.join(["--target", str(config.target), "--draft", str(config.draft)])
@@ -158,7 +160,9 @@ def usage(result: "Tuned") -> str:
     if config.server is not None:
         use = f"serve it in {config.server.title} with PACELINE_RULE={file}"
     gamma = getattr(strategy, "num_speculative_tokens", None)
-    return f"next: {use}{f' (gamma {gamma})' if gamma else ''}"
+    faster = measure("speedup", result.chosen.row).low > 1
+    head = "next" if faster else "align the draft, or use this setting all the same"
+    return f"{head}{f', at gamma {gamma}' if gamma else ''}: {use}"
 
 
 @verb(DECODE, "paceline.bench:BenchConfig", "paceline.bench:bench", page="run")
@@ -170,8 +174,8 @@ def bench(result: "Progressed", config: "BenchConfig") -> "Shown":
     """
     errors = [row.error for row in result.rows if row.error]
     yield (
-        f"{config.output}/rows.jsonl: {len(result.rows) - len(errors)} settings done, "
-        f"{len(errors)} failed, {result.num_left} left"
+        f"{config.output}/rows.jsonl: {len(result.rows) - len(errors)} settings done, the "
+        f"target alone among them, {len(errors)} failed, {result.num_left} left"
     )
     yield f"next: paceline report {config.output}"
     if errors:

@@ -94,13 +94,17 @@ def generate_data(folder: Path, config: "GenerateDataConfig") -> "Shown":
     result = json.loads(_result_of(folder))
     counts = f"{result['num_records']:,} answers, {result['num_tokens']:,} tokens"
     yield f"{folder / 'data'}: {counts}; figures are in {folder}/result.json"
+    target, data = (shlex.quote(str(each)) for each in (config.target, folder / "data"))
     records = "--set data.recorded_states=true" if config.writer.hidden_states else ""
     if config.writer.top_logprobs:
         records = "--set objective=top_k_tail"
-    if config.writer.kind == "model" or records:  # else the target's probabilities are not here
-        given = shlex.join(["--target", config.target, "--data", str(folder / "data")])
-        budget = " ".join(filter(None, ["--max-seconds 360 --output DIR", records]))
-        yield f"next: paceline align {given} --draft DRAFT {budget}"
+    lengths = f"--max-prompt-tokens {config.max_prompt_tokens}"
+    lengths += f" --max-completion-tokens {config.max_new_tokens}"
+    if records:
+        given = f"--target {target} --data {data} --draft DRAFT --max-seconds 360 --output DIR"
+        yield f"next: paceline align {given} {lengths} {records}"
+    elif config.writer.kind == "model":  # else the target's probabilities are not here
+        yield f"next: paceline draft --target {target} --vocabulary 12288 --text {data} --out DRAFT"
 
 
 def _rounds_as_json(rounds: "list[Round]") -> str:
@@ -120,6 +124,7 @@ def align(folder: Path, config: "AlignConfig") -> "Shown":
     from paceline.cli.tables import Details
     from paceline.records import RunDirectory
 
+    yield f"{folder / 'draft'}: the aligned draft; figures are in {folder}/result.json"
     result = RunDirectory(folder).read_result()
     if result is not None and result["after"] is not None:
         yield Details(alignment_table(result, config.evaluation))
@@ -128,7 +133,6 @@ def align(folder: Path, config: "AlignConfig") -> "Shown":
         yield "no evaluation, which needs the target: measure the draft on its server"
     else:
         yield "no evaluation: set data.held_out or data.held_out_from_train to compare drafts"
-    yield f"{folder / 'draft'}: the aligned draft; metrics are in {folder}/result.json"
 
 
 @verb(MAKE, "paceline.follow:FollowConfig", "paceline.follow:follow", json_of=_rounds_as_json)
@@ -144,7 +148,7 @@ def follow(rounds: "list[Round]", config: "FollowConfig") -> "Shown":
     for found in rounds:
         yield from round_lines(found)
     if not rounds:
-        wanted = f"{config.least_requests} different new prompts"
+        wanted = f"{config.least_requests} different new prompts (least_requests)"
         yield f"nothing was done: {config.log.path} has fewer than {wanted}"
     return int(any(found.alarms for found in rounds))
 
@@ -157,19 +161,19 @@ def export(result: "Exported", _config: "ExportConfig") -> "Shown":
     """
     checks = result.checks
     yield (
-        f"{result.path}: read back and compared with the model at {checks.num_positions} "
-        f"positions: logits differ by at most {checks.largest_difference:.1e} of the largest, the "
-        f"most likely token is the same in {checks.agreement:.1%}"
+        f"{result.path}: read back, and the logits of {checks.num_positions} positions are the "
+        f"model's: they differ by at most {checks.largest_difference:.1e} of the largest, the most "
+        f"likely token is the same at {checks.agreement:.1%} of positions"
     )
     if checks.stored is not None:
         yield (
-            f"in {checks.stored}: no infinite logit, the most likely token of float32 in "
-            f"{checks.stored_agreement:.1%}"
+            f"run in {checks.stored}, as it is stored: no infinite logit, the most likely token of "
+            f"float32 at {checks.stored_agreement:.1%} of positions"
         )
     for note in result.notes:
         yield f"note: {note}"
     if result.command is not None:
-        yield result.command
+        yield f"next:\n{result.command}"
 
 
 @command(MAKE)

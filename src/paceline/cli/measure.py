@@ -221,4 +221,4 @@ def analyze(result: "PredictedFrontier", config: "AnalyzeConfig") -> "Shown":
         yield printed(frontier_table(result, of))
     yield from disturbed_line(result.disturbance)
     pair = shlex.join(["--target", config.target, "--draft", config.draft])
-    yield f"next: paceline tune {pair} --task TASK --quality-floor 0.98 --output DIR, on your task"
+    yield f"next, on your task: paceline tune {pair} --task TASK --quality-floor 0.98 --output DIR"

@@ -330,6 +330,9 @@ def build(
     """
     chosen = chosen or {}
     values = read_yaml(config) if config is not None else {}
+    if "recipe" in chosen:
+        for key in ("objective", "fixed_fraction", "draft_fraction"):
+            values.pop(key, None)  # the recipe sets it, not the file
     if resume and config is None:
         values = _settings_of_run(chosen, overrides or ())
     given: dict[str, Any] = {}

@@ -63,16 +63,15 @@ def verdict_lines(found: Measurement) -> Iterator[RenderableType]:
             FIGURES[name].value(requests) for name in ("target_tokens_per_s", "tokens_per_s")
         )
         head = (
-            f"{verdict.word}  {measured.text('.2f', 'x', '95%: ')} {where} {verdict.gamma}: "
-            f"{plain:.1f} tokens/s without the draft, {drafted:.1f} with it, "
+            f"{verdict.word}  speedup {measured.text('.2f', 'x', '95%: ')} {where} "
+            f"{verdict.gamma}: {plain:.1f} tokens/s without the draft, {drafted:.1f} with it, "
             f"{len(requests.units)} requests, {setting}"
         )
     else:
         expected = FIGURES["expected_speedup"].measure(found.judged)
         head = (
-            f"{verdict.word}  expected {expected.text('.2f', 'x', '95%: ')} {where} "
-            f"{verdict.gamma}: "
-            f"{len(found.texts.units)} texts, {setting}"
+            f"{verdict.word}  expected speedup {expected.text('.2f', 'x', '95%: ')} {where} "
+            f"{verdict.gamma}: {len(found.texts.units)} texts, {setting}"
         )
     yield styled(head, verdict.exit_code)
     needed = found.judged.totals.get("break_even_acceptance")
@@ -100,9 +99,9 @@ def _slice_lines(found: Measurement) -> Iterator[str]:
     for one in found.sliced:
         acceptance, tau, speedup = (FIGURES[name].measure(one.row) for name in SHOWN)
         yield (
-            f"{one.row.setting['slice']}: {one.verdict.word}, expected {speedup.text('.2f', 'x')} "
-            f"at gamma {one.verdict.gamma}, acceptance {acceptance}, {tau.value:.2f} tokens per "
-            f"target call, {len(one.slice.units)} prompts"
+            f"{one.row.setting['slice']}: {one.verdict.word}, expected speedup "
+            f"{speedup.text('.2f', 'x')} at gamma {one.verdict.gamma}, acceptance {acceptance}, "
+            f"{tau.value:.2f} tokens per target call, {len(one.slice.units)} prompts"
         )
 
 
@@ -138,7 +137,7 @@ def measurement_table(found: Measurement) -> Group:
         summary.add_row(
             "timed requests",
             f"speedup after the first token {found.figure('decoding_speedup', requests)}, "
-            f"{part:.2f} of the {predicted:.3f} predicted for these requests",
+            f"{part:.2f} times the {predicted:.3f} predicted for these requests",
         )
     return Group(summary, table)
 
@@ -249,9 +248,10 @@ def alignment_lines(result: dict[str, Any], config: AlignConfig) -> Iterator[str
             f"{result['before'][at_once]:.3f} -> {result['after'][at_once]:.3f}, token by token "
             f"{result['before'][alone]:.3f} -> {result['after'][alone]:.3f}"
         )
+    form = {True: " --chat", False: " --raw", None: ""}[config.data.chat]
     yield (
-        f"next: paceline measure --target {config.target} --draft {config.output}/draft --prompts "
-        "FILE, with prompts of your users"
+        f"next, on prompts of your users: paceline measure --target {config.target} --draft "
+        f"{config.output}/draft{form} --prompts FILE"
     )
 
 
@@ -292,7 +292,8 @@ def tuned_line(found: Tuned) -> Text:
     if (speedup := figures["speedup"]).low <= 1:
         said[0] += f", {'slower' if speedup.high < 1 else 'not shown to be faster'} than no draft"
     setting = f"{len(row.units)} examples, temperature {found.config.sampling.temperature:g}"
-    return styled(f"{name_of(found.chosen.decoding)}  {', '.join([*said, setting])}", 0)
+    line = f"{name_of(found.chosen.decoding)}  {', '.join([*said, setting])}"
+    return styled(line, 0 if speedup.low > 1 else 3)
 
 
 def losslessness_lines(report: LosslessnessReport) -> Iterator[RenderableType]:
@@ -305,20 +306,24 @@ def losslessness_lines(report: LosslessnessReport) -> Iterator[RenderableType]:
         line += f"; first difference: {greedy.first_difference}"
     config, question = report.config, report.open_question
     setting = f"temperature {config.sampling.temperature:g}, {config.prompt_words}"
-    why = question if report.word == "UNDECIDED" else f"compared with {report.reference}"
+    are = "are" if report.word == "PASSED" else "are not"
+    why = f"texts {are} the target's own, compared with {report.reference}"
+    why = question if report.word == "UNDECIDED" else why
     yield styled(f"{report.word}  {setting}: {why}", report.exit_code)
     yield f"greedy:  {'passed' if greedy.passed else 'FAILED'}  {line}"
     sampled = report.distribution
     yield (
-        f"sampled: {'passed' if sampled.passed else 'FAILED'}  {_describe(sampled)}; a lossless "
-        f"rule falls below {sampled.false_alarm:g} once in {1 / sampled.false_alarm:,.0f} runs"
+        f"sampled: {'passed' if sampled.passed else 'FAILED'}  {_describe(sampled)}; failed if p "
+        f"is below {sampled.false_alarm:g}, as once in {1 / sampled.false_alarm:,.0f} runs of a "
+        "lossless rule"
     )
     if (broken := report.broken_distribution) is not None:
         caught = "NOT CAUGHT" if broken.passed else "caught"
         yield f"a rule broken on purpose: {caught}  {_describe(broken)}"
     if report.exit_code == 0:
         models = shlex.join([config.draft, "--target", config.target])
-        yield f"next: paceline export {models} --to vllm --gamma N --out DIR, with the N of measure"
+        yield f"next: paceline export {models} --to vllm --out DIR --measurement FILE"
+        yield "FILE: the output of paceline measure --json, which has the gamma and how to draft"
 
 
 def _describe(check: DistributionCheck) -> str:

@@ -97,14 +97,16 @@ def stream_text(
     remark = f"{form}, {len(tokens)} tokens, {rate:.1f} tokens/s"
     if stats.num_target_calls:
         remark += f", {stats.block_efficiency:.2f} tokens per target call"
+        remark += f" ({stats.num_target_calls} calls after the prompt)"
     if stats.num_examined:
         remark += f", acceptance {stats.acceptance_rate:.3f}"
         remark += f" ({stats.num_accepted} of {stats.num_examined} examined draft tokens)"
     stderr.print(remark, style="dim")
     if show:
         sources = [source for block in blocks for source in block.sources]
+        echo("tokens by source:", nl=False, err=True)
         for source in filter(sources.count, COLOURS):
-            echo(f"{source} {sources.count(source)} ", nl=False, err=True, fg=COLOURS[source])
+            echo(f" {source} {sources.count(source)}", nl=False, err=True, fg=COLOURS[source])
         echo(err=True)
 
 

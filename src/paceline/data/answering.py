@@ -94,10 +94,6 @@ class ShardStore:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
 
-    def written(self) -> set[str]:
-        """Names of all completed files."""
-        return {path.name for path in self.directory.glob("*.parquet")}
-
     def holds(self, name: str, num_records: int) -> bool:
         """True if the file exists, is readable and has this number of records."""
         try:
@@ -124,12 +120,6 @@ class ShardStore:
                     stream.flush()
                     os.fsync(stream.fileno())
                 path.replace(self.directory / name)
-
-    def read(self, names: Iterable[str] | None = None) -> list[Answer]:
-        """Records of the given files (None: all), ordered by file name."""
-        chosen = sorted(self.written() if names is None else names)
-        tables = (parquet.read_table(self.directory / name) for name in chosen)
-        return [Answer(**row) for table in tables for row in table.to_pylist()]
 
     def columns(self, name: str, *columns: str) -> list[dict[str, Any]]:
         """These columns of a file's records; the others, such as hidden states, are not read."""

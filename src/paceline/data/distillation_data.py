@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from paceline.data.answering import ShardStore, ShardWriter
 from paceline.data.input_checks import checked, size_in_words
 from paceline.data.requests import ModelWriter, Shard, plan_shards
-from paceline.engines.texts import MAY_CHANGE
 from paceline.environment import how_to_install
 from paceline.errors import GenerationError, PacelineError, UsageError
 from paceline.fingerprints import short_hash
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
     from paceline.data.requests import GenerateDataConfig
     from paceline.progress import Progress
 
-
-_MAY_CHANGE = {"output", "workers", "pool", *MAY_CHANGE}  # they do not affect the records
 
 _TOKEN_BYTES = 12  # of an id, and of about four characters of text
 
@@ -49,16 +46,14 @@ def generate_data(
         GenerationError: workers died repeatedly; completed files are kept.
         StorageError: a file could not be written; completed files are kept.
     """
-    checked(config)
+    checked(config, resume=resume)
     run = RunDirectory(config.output)
     store = ShardStore(run.path / "data")
-    begun = bool(store.written())
-    run.check(config, begun=begun, resume=resume, may_change=_MAY_CHANGE)
+    config.check_run(run, resume=resume)
     with run.alone():
         shards = _shards(config)  # in it, as templates can write the date
         digest = _digest(config, shards)
-        inputs = {"plan": digest}
-        run.check(config, begun=begun, resume=resume, may_change=_MAY_CHANGE, inputs=inputs)
+        config.check_run(run, resume=resume, inputs={"plan": digest})
         _generate(config, run, store, shards, digest, progress)
     return run.path
 

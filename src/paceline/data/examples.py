@@ -45,8 +45,8 @@ def build_examples(
     and only completions carry loss. For a decoder-only model:
 
     A chat gives an example for each answer of its assistant, with the chat before it as the prompt.
-    Prompts are truncated on the left, completions on the right; a warning counts the prompts and
-    the answers of chats. Documents are split into consecutive chunks of `lengths.prompt +
+    Prompts are truncated on the left, completions on the right; a warning counts both.
+    Documents are split into consecutive chunks of `lengths.prompt +
     lengths.completion` tokens. The first `lengths.prompt` tokens of a chunk are its prompt for
     on-policy generation; if the chunk is used unchanged, all but the first carry loss.
     `pack_documents` concatenates the documents before splitting
@@ -75,7 +75,7 @@ def build_examples(
         for turn in turns(record, tokenizer, eos_token_ids=eos_token_ids, encoder=encoder):
             num_prompts += 1
             long_prompts += [len(turn.prompt)] * (len(turn.prompt) > lengths.prompt)
-            if turn.completion is not None and record.kind == "chat":
+            if turn.completion is not None:
                 num_answers += 1
                 size = len(turn.completion)
                 long_answers += [size] * (size > lengths.completion)
@@ -88,7 +88,7 @@ def build_examples(
     examples += _cut(packed, lengths, "packed documents")
     side = "right" if encoder else "left"
     warn_of_cut(long_prompts, f"{num_prompts} prompts", lengths.prompt, side=side)
-    counted = f"{num_answers} answers of chats"
+    counted = f"{num_answers} completions"
     warn_of_cut(long_answers, counted, lengths.completion, "max_completion_tokens", "right")
     if not examples:
         raise PromptError(

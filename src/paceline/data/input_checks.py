@@ -26,6 +26,7 @@ from paceline.models.loading import find_device, load_tokenizer
 from paceline.records import storage_errors
 
 if TYPE_CHECKING:
+    from paceline.data.prompts import Record
     from paceline.engines.commands import EngineChoice
 
 _MAX_RECORDS = 20_000  # records read to check a text
@@ -157,7 +158,7 @@ class InputChecks:
                 )
                 self.text(f"data.{name}", text, streaming=streaming, skip_empty=True)
 
-    def first_prompt(self, tokenizer: Any, corpus: CorpusConfig, chat: bool | None) -> None:
+    def first_prompt(self, tokenizer: Any, corpus: CorpusConfig, chat: bool | None) -> Record:
         """Show the first text as the target reads it, and how it is asked; raises PromptError."""
         record = read_records(corpus.first(_STREAMED), skip_empty=True)[0]
         (read,) = asked([record], tokenizer, chat)
@@ -166,6 +167,7 @@ class InputChecks:
         self.lines += [f"{corpus.path}, {form}; the first one, as the target reads it:", text]
         if read.kind != record.kind and chat is None:
             note(f"{corpus.path} is asked by the chat template; --raw continues it as text")
+        return read
 
     def output(self, path: Path, num_bytes: int = 0) -> None:
         """Check a directory as `check_output_directory`, with its errors."""

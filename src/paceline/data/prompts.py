@@ -87,6 +87,12 @@ class CorpusConfig(StrictModel):
         return self.model_copy(update={"limit": min(self.limit or count, count)})
 
 
+NO_COMPLETION = (
+    "has a prompt but no completion, and fixed text needs both; add completions, or set "
+    "fixed_fraction to 0"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Record:
     """One text of a corpus.
@@ -114,6 +120,13 @@ class Record:
     open_ended: bool = False
     top: TopScores | None = None
     hidden: bytes | None = None
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether it can be trained on as it is: it has a completion, or is a document."""
+        if self.kind == "chat":
+            return self.messages[-1]["role"] == "assistant"
+        return self.kind == "document" or self.completion is not None
 
     def as_chat(self) -> Record:
         """A text as a message of the user, and its completion as the answer; a chat as it is.

@@ -9,6 +9,7 @@ only the draft's forward and backward pass.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 import time
 from collections import deque
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from paceline.progress import Progress
 
 
+_log = logging.getLogger(__name__)
 _KEPT_ROUNDS = 8  # for reuse at the end of a run
 _BATCH_ROWS = 64  # rows per generation batch; more are slower and need more memory for logits
 
@@ -110,6 +112,12 @@ class TargetRounds:
             started = time.monotonic()
             self._latest.append(self._generate(number))
             self._number, self._writing_s = number, time.monotonic() - started
+            if len(self._latest) == 1 and 3 * self._writing_s > seconds_left:
+                _log.warning(
+                    "the target wrote its %d texts for %.0f of the %.0f s that were left; raise "
+                    "max_seconds, or lower target_rounds.rows or the lengths",
+                    *(self.rounds.rows, self._writing_s, seconds_left),
+                )
         offset = batch - self._number * batches_per_round
         if offset < batches_per_round:
             return self._batch(self._latest[-1], offset, "round order")

@@ -17,14 +17,15 @@ from pydantic import Field, model_validator
 from paceline.config import HomePath, Options, StrictModel
 from paceline.data.prompts import ChatOrRaw, CorpusConfig, Record, read_records
 from paceline.data.tokens import asked, encode_prompt, truncated, warn_of_cut
-from paceline.engines.texts import OpenAIWriter
+from paceline.engines.texts import MAY_CHANGE, OpenAIWriter
 from paceline.errors import ConfigError, PromptError
 from paceline.models.chat_text import text_of
 from paceline.models.compatibility import check_fits
+from paceline.records import RunDirectory
 from paceline.rng import hashed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from transformers import PreTrainedTokenizerBase
 
@@ -112,7 +113,16 @@ class GenerateDataConfig(StrictModel):
             raise ValueError("draft is for a target that is loaded here; give it to the server")
         return self
 
+    def check_run(
+        self, run: RunDirectory, *, resume: bool, inputs: Mapping[str, str] | None = None
+    ) -> None:
+        """Raise ConfigError if the directory holds another run, as `RunDirectory.check`."""
+        may_change = {"output", "workers", "pool", *MAY_CHANGE}  # they do not affect the records
+        begun = any((run.path / "data").glob("*.parquet"))
+        run.check(self, begun=begun, resume=resume, may_change=may_change, inputs=inputs)
+
     def check(self, checks: InputChecks) -> None:
+        self.check_run(RunDirectory(self.output), resume=checks.resume)
         models: list[Any] = []
         if isinstance(self.writer, ModelWriter):
             models = checks.pair(self.target, self.draft)

@@ -17,7 +17,7 @@ import torch
 
 from paceline.data.collate import TokenRow, collate
 from paceline.data.examples import append_eos
-from paceline.data.prompts import stream_records
+from paceline.data.prompts import NO_COMPLETION, stream_records
 from paceline.data.tokens import last_turn
 from paceline.decode import AutoregressiveDecoder
 from paceline.errors import ConfigError, PromptError
@@ -134,10 +134,7 @@ class FixedText:
         """An example; raises PromptError if it has no completion."""
         example = self.stream.examples[index]
         if example.trained_from == len(example.tokens):
-            raise PromptError(
-                f"{example.where} has a prompt but no completion, and fixed text needs both; "
-                "add completions, or set fixed_fraction to 0"
-            )
+            raise PromptError(f"{example.where} {NO_COMPLETION}")
         return example
 
 

@@ -23,7 +23,7 @@ from paceline.decode.text_prompts import as_tokens
 from paceline.errors import ContextLengthError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator
 
     from torch import Tensor
 
@@ -57,7 +57,7 @@ def rules() -> list[dict[str, Any]]:
     return found
 
 
-def decoded(target: HfModel, draft: HfModel, request: PlayRequest) -> Iterator[dict[str, Any]]:
+def decoded(target: HfModel, draft: HfModel, request: PlayRequest) -> Generator[dict[str, Any]]:
     """Yields the tokens of each block, and the figures so far. Raises UsageError at the first."""
     prompt: Any = [{"role": "user", "content": request.prompt}] if request.chat else request.prompt
     sampling = SamplingParams(temperature=request.temperature)

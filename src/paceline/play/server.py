@@ -110,15 +110,20 @@ class _Handler(BaseHTTPRequestHandler):
             return
         self._answer(200, "application/x-ndjson", "")
         events, event = decoded(*self.server.pair, request), {"tokens": None}
-        while "tokens" in event:  # or until the browser has left: then nothing can be written
-            try:
-                with self.server.models:
-                    event = next(events, {"end": True})
-            except PacelineError as error:
-                event = {"error": str(error)}
-            except Exception as error:
-                event = {"error": f"the model failed: {type(error).__name__}: {first_line(error)}"}
-            self.wfile.write(json.dumps(event, allow_nan=False).encode() + b"\n")
+        try:
+            while "tokens" in event:  # or until the browser has left: then nothing can be written
+                try:
+                    with self.server.models:
+                        event = next(events, {"end": True})
+                except PacelineError as error:
+                    event = {"error": str(error)}
+                except Exception as error:
+                    said = f"{type(error).__name__}: {first_line(error)}"
+                    event = {"error": f"the model failed: {said}"}
+                self.wfile.write(json.dumps(event, allow_nan=False).encode() + b"\n")
+        finally:
+            with self.server.models:  # its sessions end before another request begins
+                events.close()
 
     def _refuse(self, status: int, message: str) -> None:
         self._answer(status, "application/json", json.dumps({"error": message}))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paceline.data.examples import Lengths, build_examples
+from paceline.data.examples import build_examples
 from paceline.data.prompts import corpus_fingerprint, read_records
 from paceline.data.replay import TargetRounds
 from paceline.data.sources import (
@@ -26,7 +26,7 @@ from paceline.data.sources import (
 from paceline.data.tokens import asked
 from paceline.errors import ConfigError, PromptError
 from paceline.models import prepare_for_decoding
-from paceline.models.compatibility import check_fits, check_same_tokenizer, check_same_vocabulary
+from paceline.models.compatibility import check_same_tokenizer, check_same_vocabulary
 from paceline.models.drafts.restricted_head import count_tokens
 from paceline.models.loading import (
     fingerprint_if_there,
@@ -169,22 +169,9 @@ def _check_pair(config: AlignConfig, target: HfModel | None, draft: HfModel) -> 
         vocab_size = check_same_vocabulary(target, draft)
     else:
         vocab_size = check_same_tokenizer(load_tokenizer(config.target, alone=True), draft)
-    _check_lengths(config, target, draft)
     _check_terms(config, draft)
     _check_encoder_decoder(config, draft)
     return vocab_size
-
-
-def _check_lengths(config: AlignConfig, target: HfModel | None, draft: HfModel) -> None:
-    settings = config.evaluation
-    longest = {("max_prompt_tokens", "max_completion_tokens"): config.lengths}
-    if config.evaluates:
-        names = ("evaluation.max_prompt_tokens", "max_new_tokens")
-        longest[names] = Lengths(settings.max_prompt_tokens, settings.max_new_tokens)
-    for model, name in ((target, "the target"), (draft, "the draft")):
-        for names, lengths in longest.items():
-            if model is not None:
-                check_fits(model, *lengths, names, name)
 
 
 def _check_terms(config: AlignConfig, draft: HfModel) -> None:
@@ -257,7 +244,7 @@ def records_of(config: AlignConfig) -> tuple[list[Record], list[Record] | None]:
     if data.held_out_from_train >= len(unique):
         raise ConfigError(
             f"data.held_out_from_train is {data.held_out_from_train}, but {data.train.path} has "
-            f"{len(unique)} different prompts; hold out fewer, or set data.held_out"
+            f"{len(unique)} different prompts; set it to fewer, or to null and set data.held_out"
         )
     order = torch.randperm(len(unique), generator=named_generator(config.seed, "held out"))
     held_out = [unique[index] for index in order[: data.held_out_from_train].tolist()]
@@ -271,7 +258,7 @@ def stream_of(
     """The tokenised and truncated training corpus."""
     tokenizer = tokenizer_of(reader, config.target)
     run.check_batches(config.batch_size)
-    run.check_batches(config.pretraining_rows, "rows of pretraining text")
+    run.check_batches(config.pretraining_rows, "rows of pretraining text", steps=1)
     examples = build_examples(
         records,
         tokenizer,
@@ -281,7 +268,8 @@ def stream_of(
         decoder_prompt=reader.decoder_prompt,
         recorded_states=config.data.recorded_states,
     )
-    _check_width(examples, reader, config)
+    if config.loads_target:  # the reader is the target then
+        _check_width(examples, reader, config)
     own_rows = config.batch_size - config.pretraining_rows
     return ExampleStream(examples, own_rows, seed=config.seed, shard=run.shard)
 
@@ -336,7 +324,7 @@ def _mixture(
     limit_gb = config.data.keep_states_gb
     return MixedText(
         origins,
-        fixed if limit_gb is None else ReadText(stream, target, limit_gb),
+        fixed if not limit_gb or not config.fixed_fraction else ReadText(stream, target, limit_gb),
         SampledText(stream, draft_writer, "draft", **generation),
         by_target,
     )

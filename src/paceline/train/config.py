@@ -6,7 +6,7 @@ Paper: Zhou et al. 2023, Table 1 and appendix B.3: `RECIPES`.
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 from pydantic import Field, field_validator, model_validator
 
@@ -15,8 +15,10 @@ from paceline.core.divergences import Mean
 from paceline.core.sampling import SamplingParams
 from paceline.data.examples import Lengths
 from paceline.data.input_checks import FLOAT32_BYTES, InputChecks
-from paceline.data.prompts import ChatOrRaw, CorpusConfig
+from paceline.data.prompts import NO_COMPLETION, ChatOrRaw, CorpusConfig
 from paceline.data.replay import Rounds
+from paceline.errors import PromptError
+from paceline.models.compatibility import check_fits
 from paceline.records import RunDirectory
 from paceline.train.checkpoint import check_run_directory
 from paceline.train.lora import Lora
@@ -27,6 +29,8 @@ from paceline.train.parallel import Parallel
 from paceline.train.tracking import TrackerName, check_trackers
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from paceline.models.inspection import ModelFacts
 
 RecipeName = Literal["supervised_kd", "seq_kd", "imit_kd", "f_distill", "gkd"]
@@ -162,7 +166,7 @@ class AlignData(StrictModel):
     @model_validator(mode="after")
     def _holds_out_once(self) -> AlignData:
         if self.held_out is not None and self.held_out_from_train is not None:
-            raise ValueError("got both held_out and held_out_from_train; remove one of them")
+            raise ValueError("got both held_out and held_out_from_train; set one of them to null")
         return self
 
 
@@ -298,6 +302,13 @@ class AlignConfig(TrainSettings):
             raise ValueError("lora trains no weight of the draft; unset freeze_...")
         if self.lora is not None and self.parallel is not None:
             raise ValueError("lora does not train the embedding of masks; unset lora or parallel")
+        weighting = None if self.parallel is None else self.parallel.weighting
+        parts = (self.objective, self.objective if self.finish is None else self.finish.objective)
+        if weighting in ("efficiency", "confidence") and not all(map(reads_target, parts)):
+            raise ValueError(
+                f"parallel.weighting {weighting} needs the target's probabilities, which an "
+                "objective does not read; set parallel.weighting to geometric"
+            )
         if self.data.pretraining is not None and not 0 < own_rows < self.batch_size:
             raise ValueError(
                 f"data.pretraining_fraction {self.data.pretraining_fraction} of batch_size "
@@ -326,11 +337,25 @@ class AlignConfig(TrainSettings):
             target, draft = checks.pair(self.target, self.draft)
             tokenizer = target.tokenizer
         else:
-            tokenizer = checks.tokenizer("target", self.target)
+            target, tokenizer = None, checks.tokenizer("target", self.target)
             draft = checks.model("draft", self.draft)
         checks.texts(self.data, "train", "held_out", "pretraining")
-        checks.first_prompt(tokenizer, self.data.train, self.data.chat)
+        first = checks.first_prompt(tokenizer, self.data.train, self.data.chat)
+        if self.fixed_fraction > 0 and not first.is_answered:
+            raise PromptError(f"{first.where} {NO_COMPLETION}")
         self.check_output(checks, draft)
+        self._check_lengths([(target, "the target"), (draft, "the draft")])
+
+    def _check_lengths(self, models: Sequence[tuple[ModelFacts | None, str]]) -> None:
+        settings = self.evaluation
+        longest = {("max_prompt_tokens", "max_completion_tokens"): self.lengths}
+        if self.evaluates:
+            names = ("evaluation.max_prompt_tokens", "max_new_tokens")
+            longest[names] = Lengths(settings.max_prompt_tokens, settings.max_new_tokens)
+        for model, name in models:
+            for names, lengths in longest.items():
+                if model is not None:
+                    check_fits(cast("Any", model), *lengths, names, name)
 
     def _check_recorded_states(self) -> None:
         kept = self.data.keep_states_gb is not None

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from paceline.train.loop import Figures
     from paceline.train.run import TrainingRun
 
-_ROWS = 32  # held-out texts per batch
+_MOST_EVALUATED, _ROWS = 256, 32  # held-out texts, and those of a batch
 _CHUNK = 256  # positions per chunk of probabilities
 
 
@@ -90,7 +90,6 @@ class PretrainConfig(TrainSettings):
             continue from, which is not changed.
         tokenizer: Tokenizer of a new model: trained on the text, or that of the named model.
         evaluate_every: Steps between evaluations; None: only before and after training.
-        num_evaluated: Maximum number of held-out texts.
         stored_dtype: Data type of the saved weights of a new model.
     """
 
@@ -98,7 +97,6 @@ class PretrainConfig(TrainSettings):
     tokenizer: NewTokenizer | str = NewTokenizer()
     data: Annotated[PretrainData, Options(data="train")]
     evaluate_every: int | None = Field(default=None, ge=1)
-    num_evaluated: Annotated[int, Field(ge=1)] = 256
     stored_dtype: Literal["float32", "bfloat16"] = "bfloat16"
     mean: Mean = "token"
     optimizer: Optimizer = AdamW()
@@ -297,7 +295,7 @@ def _evaluator(config: PretrainConfig, model: HfModel) -> HeldOutLoss | None:
     examples = _examples(config, read_records(config.data.held_out, skip_empty=True), model)
     rows = [
         example
-        for example in examples[: config.num_evaluated]
+        for example in examples[:_MOST_EVALUATED]
         if example.trained_from < len(example.tokens)
     ]
     if not rows:

@@ -5,6 +5,7 @@ A stopped run is resumed; a finished run is not changed.
 
 from __future__ import annotations
 
+import shutil
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -70,6 +71,9 @@ class TrainingRun(NamedTuple):
         store = CheckpointStore(self.directory.checkpoints, source, self.config.checkpoints.keep)
         if self.is_main:
             store.sweep()
+            for name in ("draft", "model", "start"):  # of a process that was killed as it saved one
+                for scratch in self.directory.path.glob(f".{name}.*"):
+                    shutil.rmtree(scratch, ignore_errors=True)
         return store
 
     def load_trained(
@@ -119,9 +123,11 @@ class TrainingRun(NamedTuple):
             marks=self.directory.path / "packing.jsonl",
         )
 
-    def check_batches(self, num_rows: int, name: str = "batch_size") -> None:
-        """Raise ConfigError unless the rows divide into processes and accumulation steps."""
-        steps = self.config.gradient_accumulation_steps
+    def check_batches(
+        self, num_rows: int, name: str = "batch_size", *, steps: int | None = None
+    ) -> None:
+        """Raise ConfigError unless the rows divide into processes and (accumulation) steps."""
+        steps = self.config.gradient_accumulation_steps if steps is None else steps
         parts = self.shard.world_size * steps
         if num_rows % parts:
             raise ConfigError(

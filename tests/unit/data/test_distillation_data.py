@@ -16,6 +16,7 @@ from paceline.core.sampling import SamplingParams
 from paceline.data.answering import ShardStore
 from paceline.data.distillation_data import generate_data, planned
 from paceline.data.examples import Lengths, build_examples
+from paceline.data.input_checks import InputChecks
 from paceline.data.prompts import read_records
 from paceline.data.requests import GenerateDataConfig
 from paceline.decode import AutoregressiveDecoder
@@ -90,7 +91,13 @@ def test_a_dry_run_says_texts_tokens_and_bytes(folder: Path, tmp_path: Path, wri
 def test_tokens_are_counted_without_reading_the_hidden_states(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.delattr(ShardStore, "read")
+    read, columns = set[str](), ShardStore.columns
+
+    def note(store: ShardStore, name: str, *names: str) -> Any:
+        read.update(names)
+        return columns(store, name, *names)
+
+    monkeypatch.setattr(ShardStore, "columns", note)
     writer = {"kind": "model", "hidden_states": True}
     run = generate_data(config(folder, tmp_path / "run", writer=writer))
     result = json.loads((run / "result.json").read_text())
@@ -98,6 +105,8 @@ def test_tokens_are_counted_without_reading_the_hidden_states(
     completions = table["completion_tokens"].to_pylist()
     assert result["num_tokens"] == sum(map(len, completions))
     assert sum(result["stop_reasons"].values()) == table.num_rows == 22
+    assert "completion_tokens" in read
+    assert "hidden_states" not in read
 
 
 def test_files_that_are_missing_or_damaged_are_made_again_and_no_others(
@@ -105,7 +114,7 @@ def test_files_that_are_missing_or_damaged_are_made_again_and_no_others(
 ):
     made = config(folder, tmp_path / "run")
     whole, store = answers(run), ShardStore(run / "data")
-    names = sorted(store.written())
+    names = sorted(path.name for path in store.directory.glob("*.parquet"))
     for name, size in zip(names[1::2], (None, 0, 100), strict=True):
         file = store.directory / name
         file.unlink() if size is None else file.write_bytes(file.read_bytes()[:size])
@@ -148,6 +157,8 @@ def test_workers_write_the_same_records_even_if_one_dies_or_all_do(
 
 @pytest.mark.usefixtures("run")
 def test_another_configuration_is_not_mixed_in(folder: Path, tmp_path: Path):
+    with pytest.raises(ConfigError, match="already holds a run; resume it"):
+        config(folder, tmp_path / "run").check(InputChecks())  # of a dry run
     with pytest.raises(ConfigError, match="already holds a run; resume it"):
         generate_data(config(folder, tmp_path / "run"))
     with pytest.raises(ConfigError, match="holds a run with another max_new_tokens"):
@@ -229,7 +240,7 @@ def test_a_run_that_goes_on_on_another_day_asks_with_the_date_of_its_beginning(
     with begin({"environment": {"began": "2026-11-28 23:59:59"}}):
         store = ShardStore(generate_data(asked) / "data")
     whole = answers(tmp_path / "run")
-    (store.directory / min(store.written())).unlink()
+    min(store.directory.glob("*.parquet")).unlink()
     with begin({"environment": {"began": "2026-11-29 00:00:01"}}):
         generate_data(asked, resume=True)
     assert answers(tmp_path / "run") == whole

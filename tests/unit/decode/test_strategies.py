@@ -155,7 +155,7 @@ def test_bild_rolls_back_and_says_how_much():
     stats = counts(BigLittleDecoder(TARGET, DRAFT, 0.1, 1.9))
     assert stats.num_recovered > 0
     assert stats.num_accepted > 0
-    assert 0 < stats.rejection_rate < 1
+    assert 0 < stats.num_recovered < stats.num_examined
 
 
 def test_what_a_sure_draft_ends_itself_the_target_never_reads():

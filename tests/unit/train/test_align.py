@@ -11,6 +11,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
+from paceline.cli.options import build
 from paceline.config import load_config, to_yaml
 from paceline.core.rules import Opt
 from paceline.errors import (
@@ -297,7 +298,11 @@ def test_bfloat16_autocast_trains_towards_the_same_loss(folder: Path, tmp_path: 
             PromptError,
             "no file or directory at missing",
         ),
-        ({"draft_fraction": 0.0, "fixed_fraction": 0.5, "data": "prompts"}, PromptError, "line 1"),
+        (
+            {"draft_fraction": 0.0, "fixed_fraction": 0.5, "data": "prompts"},
+            PromptError,
+            "line 1 has a pro",
+        ),
     ],
 )
 def test_what_cannot_be_used_is_one_line(
@@ -373,6 +378,10 @@ def test_pretraining_text_makes_up_its_part_of_every_step(folder: Path, tmp_path
     with pytest.raises(PromptError, match=r"no file or directory at .*nothing\.jsonl"):
         align(align_config(folder, tmp_path / "missing", data=missing))
     assert not has_begun(RunDirectory(tmp_path / "missing")), "it is said before the first step"
+    (tmp_path / "y" / ".draft.0").mkdir(parents=True)  # of a process that was killed
+    changes["gradient_accumulation_steps"] = 2  # with one row of pretraining text
+    align(align_config(folder, tmp_path / "y", **changes))
+    assert not (tmp_path / "y" / ".draft.0").exists()
     with pytest.raises(ConfigError, match=r"0\.1 of batch_size 4 is 0 rows; wanted at least 1"):
         align_config(folder, tmp_path / "x", data=data | {"pretraining_fraction": 0.1})
 
@@ -407,6 +416,16 @@ def test_what_is_written_out_wins_over_the_recipe():
     assert (made.fixed_fraction, made.draft_fraction) == (0.25, 1.0)
 
 
+def test_a_recipe_on_the_command_line_wins_over_a_file(tmp_path: Path):
+    file = tmp_path / "align.yaml"
+    pair = "target: t\ndraft: d\noutput: o\ndata: {train: a}\nnum_steps: 1\n"
+    file.write_text(pair + "objective: jsd\nfixed_fraction: 1.0\nrecipe: seq_kd\n")
+    named = build(AlignConfig, file, None, {"recipe": "gkd"})
+    assert named.objective == (ForwardKL(),)
+    assert (named.fixed_fraction, named.draft_fraction) == (0.0, 1.0)
+    assert build(AlignConfig, file, ["objective.beta=0.3"]).objective == (JSD(beta=0.3),)
+
+
 RULE: dict[str, Any] = {"rule": {"rule": "opt", "alpha": 0.2}, "loss": "forward_kl"}
 
 
@@ -429,6 +448,7 @@ def test_a_configuration_survives_yaml_with_overrides(tmp_path: Path):
 LENIENT = {"rule": "lenient", "epsilon": 0.5}
 UNIFORM = {"kind": "tvd_plus_plus", "estimator": "uniform"}
 FEW = {"loss_vocabulary": {"frequent": 8}}
+BLOCKS = {"num_tokens": 4}
 
 
 @pytest.mark.parametrize(
@@ -451,6 +471,8 @@ FEW = {"loss_vocabulary": {"frequent": 8}}
         ({"objective": UNIFORM, **FEW}, "needs all tokens"),
         ({"objective": RULE, **FEW}, "needs all tokens"),
         ({"finish": {"objective": RULE}, **FEW}, "needs all tokens"),
+        ({"parallel": BLOCKS, "recipe": "seq_kd"}, "weighting efficiency needs the target's"),
+        ({"parallel": BLOCKS, "finish": {"objective": "cross_entropy"}}, "set parallel.weighting"),
     ],
 )
 def test_a_wrong_setting_is_one_line_that_says_what_to_do(changes: dict[str, Any], complaint: str):

@@ -238,8 +238,10 @@ def test_only_prompts_that_are_evaluated_are_tokenised(folder: Path, tmp_path: P
 
 
 def test_holding_out_everything_is_refused(folder: Path, tmp_path: Path):
-    with pytest.raises(ConfigError, match=r"is 6, but .* has 6 different prompts; hold out fewer"):
+    with pytest.raises(ConfigError, match=r"is 6, but .* has 6 different prompts; set it to fewer"):
         align(align_config(folder, tmp_path / "run", **changes(folder, 6)))
     both = {"data": changes(folder, 2)["data"] | {"held_out": str(folder / "corpus.jsonl")}}
-    with pytest.raises(ConfigError, match="got both held_out and held_out_from_train; remove one"):
+    with pytest.raises(
+        ConfigError, match="got both held_out and held_out_from_train; set one of them to null"
+    ):
         align_config(folder, tmp_path / "run", **both)

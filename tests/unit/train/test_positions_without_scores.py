@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.data.collate import TokenBatch
 from paceline.models import load_model
 from paceline.models.contract import Texts
 from paceline.records import read_jsonl
@@ -124,12 +123,3 @@ def test_a_step_without_any_scores_has_no_loss(folder: Path, tmp_path: Path):
     (step,) = steps_of(run)
     assert (step["loss"], step["gradient_norm"], step["num_tokens"]) == (0, 0, 0)
     assert json.loads((run / "result.json").read_text())
-
-
-def test_mutant_of_the_mean_over_all_positions_is_found(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    kl, _ = values_by_hand(folder)
-    monkeypatch.setattr(TokenBatch, "scored", lambda batch: batch)
-    (step,) = steps_of(align(settings(folder, tmp_path / "run", mean="token")))
-    assert step["loss"] == pytest.approx(mean_of(kl, "token") / 2, rel=1e-5)

@@ -238,7 +238,8 @@ def test_a_label_that_the_model_may_not_emit_is_trained_as_before(tmp_path: Path
 
     def run(name: str) -> list[float]:
         if command == "pretrain":
-            made = pretrain(small("pretrain", folder, tmp_path / name, num_steps=2, **changes))
+            more = {"num_steps": 2, "max_completion_tokens": 12}
+            made = pretrain(small("pretrain", folder, tmp_path / name, **more, **changes))
             rows = read_jsonl(made / "metrics.jsonl")
             return [value for row in rows for key, value in row.items() if key.endswith("loss")]
         settings = {"objective": "cross_entropy", "num_steps": 2}

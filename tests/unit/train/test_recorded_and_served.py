@@ -41,7 +41,8 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def recorded(folder: Path, output: Path, **changes: Any) -> Path:
     data = {"train": str(folder / "records" / "data"), "recorded_states": True}
-    given = {"target": str(folder / "head"), "data": data, "max_prompt_tokens": 8}
+    given: dict[str, Any] = {"target": str(folder / "head"), "data": data, "max_prompt_tokens": 8}
+    given["max_completion_tokens"] = 12
     return align(align_config(folder, output, **given | changes))
 
 
@@ -67,7 +68,11 @@ def test_recorded_states_are_those_of_the_target(folder: Path):
 )
 def test_they_train_as_the_target_itself(folder: Path, tmp_path: Path, objective: str):
     found = losses(recorded(folder, tmp_path / "run", objective=objective))
-    whole = {"data": {"train": str(folder / "records" / "data")}, "max_prompt_tokens": 8}
+    whole: dict[str, Any] = {
+        "data": {"train": str(folder / "records" / "data")},
+        "max_prompt_tokens": 8,
+    }
+    whole["max_completion_tokens"] = 12
     wanted = losses(align(align_config(folder, tmp_path / "whole", objective=objective, **whole)))
     assert found == pytest.approx(wanted, rel=0.01)
     assert wanted[-1] < wanted[0]
@@ -127,7 +132,8 @@ def test_text_of_a_server_trains_as_with_the_target_itself(tmp_path: Path, kind:
     with serving(served.routes) as url:
         writer = {"kind": "openai", "url": url, "top_logprobs": served.model.vocab_size}
         records = generate_data(generation(place, tmp_path / "records", writer=writer))
-    settings = {"data": {"train": str(records / "data")}, "max_prompt_tokens": 8}
+    settings: dict[str, Any] = {"data": {"train": str(records / "data")}, "max_prompt_tokens": 8}
+    settings["max_completion_tokens"] = 12
     wanted = losses(align(align_config(place, tmp_path / "loaded", **settings)))
     tokenizer: Any = load_model(place / "target").tokenizer
     tokenizer.save_pretrained(tmp_path / "tokenizer")
