@@ -31,18 +31,12 @@ def test_measure_prints_its_verdict_first_and_tables_if_asked(run, folder, tmp_p
     code, out, _ = run("measure", *given, "--table")
     assert "expected acceptance" in out
     assert "after the first token" in out
-    found = re.findall(r"^(GO|NO-GO|UNDECIDED)  ([\d.]+)x .*, raw prompts$", out, re.MULTILINE)
+    found = re.findall(
+        r"^(GO|NO-GO|UNDECIDED)  speedup ([\d.]+)x .*, raw prompts$", out, re.MULTILINE
+    )
     ((word, speedup),) = found
     assert code == {"GO": 0, "NO-GO": 1, "UNDECIDED": 3}[word]
     assert (float(speedup) > 1) == (word == "GO") or word == "UNDECIDED"
-
-
-def test_verify_passes_on_a_real_pair_and_catches_the_broken_rule(run, folder):
-    prompts = folder / "corpus.jsonl"
-    out = succeeded(run, "verify", *_pair(folder), "--prompts", prompts, "--self-test")
-    assert "greedy:  passed" in out
-    assert "sampled: passed" in out
-    assert "a rule broken on purpose: caught" in out
 
 
 def test_a_broken_rule_that_is_not_caught_is_undecided(run, folder):
@@ -115,14 +109,6 @@ def test_analyze_gives_every_rule_a_row(run, folder):
     chosen = ("--set", "rules=[{rule: diff, alpha: 0.2}]")
     _, table, _ = run("analyze", *_pair(folder), "--prompts", prompts, *ANALYZE, *chosen)
     assert "diff 0.2" in table
-
-
-def test_draft_makes_a_directory_that_measure_reads(run, folder, tmp_path):
-    out = tmp_path / "small"
-    text = succeeded(run, "draft", "--target", folder / "target", "--layers", "0,3", "--out", out)
-    assert "layers 0 3 of the target" in text
-    given = ("--target", folder / "target", "--draft", out, "--prompts", folder / "corpus.jsonl")
-    assert run("measure", *given, *MEASURE)[0] == 3
 
 
 def test_a_draft_of_few_tokens_leaves_the_text_the_targets(run, folder, tmp_path):

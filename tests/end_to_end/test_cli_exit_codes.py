@@ -172,7 +172,7 @@ def arguments(command: str, folder: Path, tmp_path: Path, **places: Any) -> list
     bench += ["--set", "num_examples=2"]
     return {
         **{name: [*pair, "--prompts", corpus, *SHORT] for name in ("measure", "analyze", "verify")},
-        "align": [*pair, *run, *smoke],
+        "align": [*pair, *run, *smoke, "--max-prompt-tokens", "8", "--max-completion-tokens", "8"],
         "pretrain": [*run, *smoke, "--set", f"model={target}"],
         "generate-data": [*pair[:2], "--prompts", corpus, *run, *SHORT],
         "bench": [*pair, *bench],
@@ -219,6 +219,7 @@ def test_a_missing_text_and_weights_that_were_cut_off_are_said_before_weights_ar
     for faults in ({"text": missing}, {"target": cut}):
         line = refused(run, command, *arguments(command, pair_folder, tmp_path, **faults))
         assert str(*faults.values()) in line
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.usefixtures("no_weights")

@@ -235,15 +235,6 @@ def test_a_mistake_is_one_line_and_exit_code_two(
     assert sorted(faults.rglob("*")) == before
 
 
-def test_a_weight_that_is_not_a_number_is_named_where_training_begins(
-    run: Run, faults: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.chdir(faults)
-    words = ALIGN.replace("--draft d", "--draft nan").split()
-    words[words.index("out")] = str(tmp_path / "run")
-    assert f"nan {NAN}" in refused(run, *words)
-
-
 SHORT = sets(max_prompt_tokens=8, max_new_tokens=8)
 WRITING = ("task", "corpus", "draft", "align", "generate-data")
 

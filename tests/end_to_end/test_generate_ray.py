@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from paceline.config import to_yaml
-from paceline.data.answering import ShardStore
 from paceline.data.distillation_data import generate_data
-from support.data import generation
+from support.data import answers, generation
 from support.runs import write_corpus, write_pair
 
 pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
@@ -83,6 +82,6 @@ def test_two_workers_of_ray_write_what_one_process_writes(
     assert not marker.exists()
     assert ".parquet is too long\n" in done.stdout, "as one process says it"
     assert "Ray failed: " in done.stdout, "actors that always die end the run"
-    one, other = (ShardStore(tmp_path / name / "data") for name in ("one", "two"))
-    assert len(one.read()) == 8
-    assert other.read() == one.read()
+    one, other = (answers(tmp_path / name) for name in ("one", "two"))
+    assert len(one) == 8
+    assert other == one

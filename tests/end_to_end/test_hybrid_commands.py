@@ -4,7 +4,6 @@ Expected texts and losses come from transformers.
 """
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,6 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     write_corpus(folder / "pairs.jsonl", rows)
     write_corpus(folder / "prompts.jsonl", [{"prompt": row["prompt"]} for row in rows])
-    (folder / "text.txt").write_text(TEXT)
     return folder
 
 
@@ -67,23 +65,6 @@ def test_a_draft_of_its_layers_keeps_their_kinds(run, pair: Path, tmp_path: Path
     assert config["layer_types"] == ["linear_attention", "full_attention"]
 
 
-def test_decode_gives_the_text_of_generate(run, pair: Path):
-    ids: Any = tiny_tokenizer()(TEXT)["input_ids"]
-    given = ("--prompt", TEXT, "--temperature", "0", "--max-new-tokens", "12", "--json")
-    out = succeeded(run, "decode", "--target", pair / "target", *given)
-    assert json.loads(out)["tokens"] == generated(hybrid(), ids, 12)
-
-
-def test_perplexity_is_that_of_the_plain_pass(run, pair: Path):
-    hf = hybrid()
-    ids: Any = tiny_tokenizer()(TEXT, return_tensors="pt")["input_ids"]
-    with torch.inference_mode():
-        loss = float(hf(input_ids=ids, labels=ids, use_cache=False).loss)
-    given = ("--model", pair / "target", "--text", pair / "text.txt", "--json")
-    out = succeeded(run, "perplexity", *given)
-    assert json.loads(out)["perplexity"]["value"] == pytest.approx(math.exp(loss), rel=1e-3)
-
-
 @pytest.mark.parametrize("recipe", ["supervised_kd", "f_distill", "gkd"])
 def test_given_target_made_and_draft_made_text_align(
     run, drafted: Path, tmp_path: Path, recipe: str
@@ -93,7 +74,7 @@ def test_given_target_made_and_draft_made_text_align(
         *("align", *models(drafted), "--output", tmp_path / "run", "--recipe", recipe),
         *sets(**{"data.train": drafted / "pairs.jsonl"}),
         *sets(**{"data.held_out": drafted / "prompts.jsonl"}),
-        *sets(num_steps=4, batch_size=8, max_prompt_tokens=12, max_completion_tokens=12),
+        *sets(num_steps=4, batch_size=8, max_prompt_tokens=12, max_completion_tokens=24),
         *sets(**{"evaluation.max_new_tokens": 8, "optimizer.learning_rate": 1e-2}),
         *sets(**{"optimizer.kind": "adamw"}),
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, BertConfig, BertLMHeadModel, Qwen3NextConfig
+from transformers import BertConfig, BertLMHeadModel
 
 from support.models import tiny_hf, tiny_tokenizer
 from support.runs import write_corpus
@@ -62,17 +62,8 @@ def test_the_trained_part_of_a_chat_is_marked(run: Run, tmp_path: Path):
 
 
 def test_a_model_with_a_state_says_so(run: Run, tmp_path: Path):
-    sizes: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "head_dim": 16}
-    sizes |= {"num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2}
-    sizes |= {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8}
-    sizes |= {"linear_value_head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2}
-    sizes |= {"moe_intermediate_size": 16, "shared_expert_intermediate_size": 16}
-    tokenizer = tiny_tokenizer()
-    config = Qwen3NextConfig(
-        vocab_size=len(tokenizer), max_position_embeddings=64, eos_token_id=1, **sizes
-    )
-    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
+    tiny_hf("qwen3_next").save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
     found = facts_of(run, tmp_path)
     assert "rolled back by snapshots" in found["facts"]["sessions"]
 

@@ -18,9 +18,9 @@ _OPTIONAL = re.compile(
 )
 # what another pair, or another verdict, words otherwise
 _OWN = (
-    *("next:", "best:", "no draft is", "warning:", "note:", "in ", "*:"),
-    *("paceline: note:", "paceline: first example"),
-    *("prefill", "stop tokens", "chat template", "exports"),
+    *("next", "align the draft, or", "FILE:", "best:", "no draft is", "warning:", "note:"),
+    *("run in", "*:", "paceline: note:", "paceline: first example"),
+    *("tokens by source", "stop tokens", "chat template", "exports"),
 )
 # texts of the model or of a prompt, from a line to another
 _QUOTED = {"a prompt": "PASSED", "prompts:": "These checks"}

@@ -20,6 +20,8 @@ from paceline.train.step import StepFigures, Stepper
 from support.models import limit_vocabulary
 from support.runs import align_config, losses, two_processes, write_corpus, write_pair
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*completions are longer")
+
 RowsOfSteps = list[list[TokenRow]]
 
 

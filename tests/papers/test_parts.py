@@ -32,7 +32,7 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             draft=study.draft | SMALL | {"num_layers": 1},
             target_steps=2,
             draft_steps=2,
-            answer=16,
+            answer=40,
         )
         for name, study in garden.STUDIES.items()
     }

@@ -24,7 +24,6 @@ from paceline.cli.main import main
 from paceline.core.bootstrap import Interval
 from paceline.core.sampling import SamplingParams
 from paceline.core.stats import DecodeStats
-from paceline.data.answering import ShardStore
 from paceline.decode import AutoregressiveDecoder, SpeculativeDecoder
 from paceline.decode.text import Block, count_blocks
 from paceline.engines.contract import BlockCounts, Request
@@ -34,6 +33,7 @@ from paceline.measure.served import ServedConfig
 from paceline.models import CausalModel, HfModel, load_model, prepare_for_decoding
 from paceline.models.contract import Texts
 from paceline.models.loading import load_tokenizer
+from support.data import answers
 from support.runs import write_pair
 
 Answer = tuple[int, dict[str, Any] | str]
@@ -464,9 +464,9 @@ def held(run: Path) -> int:
 
 def provenance(run: Path) -> list[dict[str, Any]]:
     """All that does not depend on what the server sampled; each record is also checked alone."""
-    answers = ShardStore(run / "data").read()
-    for answer in answers:
+    found = answers(run)
+    for answer in found:
         assert 0 < len(answer.completion_tokens) <= MAX_NEW_TOKENS
         assert answer.top_tokens is not None
         assert len(answer.top_tokens) == len(answer.completion_tokens)
-    return [answer.model_dump(exclude=SAMPLED) for answer in answers]
+    return [answer.model_dump(exclude=SAMPLED) for answer in found]
