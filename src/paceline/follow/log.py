@@ -199,7 +199,8 @@ def _prompts(config: LogConfig, line: bytes, now: float) -> Iterator[Logged]:
     name = "" if name is None else _redacted(str(name), config.redact)
     time = _seconds(_at(row, config.time), now) if config.time else now
     for prompt in _batch(request.get("prompt")):
-        if isinstance(prompt, list) and config.redact and not isinstance((*prompt, 0)[0], dict):
+        of_ids = isinstance(prompt, list) and not all(isinstance(part, dict) for part in prompt)
+        if config.redact and of_ids:
             raise PromptError("a prompt of token ids cannot be redacted")
         own = request if prompt is None else request | {"prompt": prompt}
         kept = {key: own[key] for key in (*_TEXTS, "tools") if own.get(key) is not None}
