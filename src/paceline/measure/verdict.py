@@ -220,7 +220,9 @@ def next_step(
         if factor > _MOST_FACTOR:
             return "serve without this draft: its speedup is near 1; a better draft needs alignment"
         times = max(2, math.ceil(1.2 * factor))
-        return f"measure {times} times as many prompts: --num-prompts, and --timed-prompts as many"
+        why = f"the best of {len(rows)} gammas may gain by chance; " if speedup.low > 1 else ""
+        more = f"measure {times} times as many prompts: --num-prompts, and --timed-prompts as many"
+        return why + more
     needed = {
         gamma_of(row): row.totals["break_even_acceptance"]
         for row in rows

@@ -250,6 +250,13 @@ def test_a_verdict_names_the_next_step(
         assert step == f"paceline verify {options} --self-test"
 
 
+def test_an_allowance_for_the_best_of_several_gammas_is_named():
+    open_question = Verdict(go=False, decided=False, includes_one=True, gamma=4, reason="why")
+    rows = [gamma_row(gamma) for gamma in (1, 2, 4)]
+    step = next_step(open_question, ALPHA, rows, Interval(1.17, 1.09, 1.24), math.nan, "")
+    assert step.startswith("the best of 3 gammas may gain by chance; measure 2 times as many")
+
+
 def test_nothing_is_concluded_from_disturbed_costs():
     rows = [expected(2, 1.5, 1.4, 1.6)]
     assert decide_by_expected(ALPHA, rows).word == "GO"
