@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import threading
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -87,10 +88,14 @@ class Recorder:
 
 @contextlib.contextmanager
 def _as_if_captured(*, strict: bool) -> Generator[None]:
-    """Let code branch as in a capture; `strict`: what waits for the device raises RuntimeError."""
+    """Let code of this thread branch as in a capture.
+
+    `strict`: what waits for the device raises RuntimeError.
+    """
     cuda: Any = torch.cuda
     mode, asked = cuda.get_sync_debug_mode(), cuda.is_current_stream_capturing
-    cuda.is_current_stream_capturing = lambda: True
+    own = threading.get_ident()
+    cuda.is_current_stream_capturing = lambda: threading.get_ident() == own or asked()
     try:
         with warnings.catch_warnings():  # of the first call of a process
             warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype")

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import gc
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -334,12 +335,17 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Card:
 
 
 def test_work_branches_before_the_capture_as_within(card: Card):
+    elsewhere: list[bool] = []
+
     def work(values: torch.Tensor) -> list[torch.Tensor]:
         card.note()
+        with ThreadPoolExecutor(1) as other:
+            elsewhere.append(other.submit(torch.cuda.is_current_stream_capturing).result())
         return [values + 1]
 
     recording = Recording(card.recorder(), work, [torch.tensor([1, 2])])
     assert card.seen == [(True, 0, False), (True, "error", False), (True, 0, True)]
+    assert elsewhere[:2] == [False, False], "of another thread"
     assert (card.mode, card.stream) == (0, card.own)
     assert not torch.cuda.is_current_stream_capturing()
     assert recording([torch.tensor([1, 2])])[0].tolist() == [2, 3]
