@@ -200,7 +200,7 @@ class Follower:
         self.progress("reading the log", found.num_requests, found.num_requests)
         chosen = list(self._readable(found.chosen))
         unreadable = found.num_faults + len(found.chosen) - len(chosen)
-        fault = found.fault or "the chat template refuses a chat"
+        fault = found.fault or ("the chat template refuses a chat" if unreadable else "")
         if found.num_new < config.least_requests or not chosen:
             if unreadable >= config.least_requests:
                 raise PromptError(
