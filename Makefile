@@ -27,7 +27,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help install test unit gpu-test lint style types layers spelling collect format report-test demo engines vllm \
+.PHONY: help install test quick gpu-test lint style types layers spelling collect format report-test demo engines vllm \
 	llamacpp direct papers publish-drafts compat oldest newest readers docs docs-serve wheels soak \
 	clean
 
@@ -36,18 +36,18 @@ help: ## list these targets
 
 # The models of the tests are tiny: a second thread costs them more than it brings, and one that
 # spins while it waits slows every other program down.
-test unit report-test collect oldest newest readers: export OMP_NUM_THREADS := 1
-test unit report-test collect oldest newest readers: export OMP_WAIT_POLICY := passive
+test quick report-test collect oldest newest readers: export OMP_NUM_THREADS := 1
+test quick report-test collect oldest newest readers: export OMP_WAIT_POLICY := passive
 # Every process of the tests would else compile the package again.
-test unit report-test collect: export PYTHONDONTWRITEBYTECODE :=
+test quick report-test collect: export PYTHONDONTWRITEBYTECODE :=
 # One process more than there are cores, as tests wait for the programs that they start.
 WORKERS := $(shell $(PYTHON) -c 'import os; print(min(8, (os.cpu_count() or 1) + 1))')
 PYTEST = $(BIN)/pytest --numprocesses $(WORKERS) --dist worksteal
 
 test: lint ## set up, lint, then all tests
-	$(PYTEST)
+	$(PYTEST) --durations=30
 
-unit: $(VENV)/.dev ## the quick unit tests: a minute
+quick: $(VENV)/.dev ## the everyday part: fast unit tests, about a minute
 	$(PYTEST) -m 'not slow' tests/unit
 
 report-test: $(VENV)/.browser ## HTML reports and the playground in Debian's Chromium, which this installs
