@@ -29,7 +29,8 @@ pytestmark = pytest.mark.engines
 
 EXTENSION = ("--worker-extension-cls", "paceline.engines.vllm_reload.DraftReload")
 GAMMA, NEW, REQUESTS = 3, 24, 96
-NOISE = 0.25
+NOISE = 0.1
+GREEDY = SamplingParams(temperature=0)  # on a processor (docs/guides/vllm.md)
 DEMO = Path(os.environ.get("PACELINE_DEMO", "runs/demo"))
 CONNECTOR = Path(__file__).parent / "connector"
 
@@ -121,7 +122,7 @@ def test_rounds_swap_the_draft_of_a_running_server(tmp_path: Path, monkeypatch: 
         if url is not None:
             writer = OpenAIWriter(url=url, concurrency=AT_ONCE)
             requests = [
-                Request(tokenizer(text)["input_ids"], NEW, SamplingParams(), seed)
+                Request(tokenizer(text)["input_ids"], NEW, GREEDY, seed)
                 for seed, text in enumerate(texts)
             ]
             asking = TextServers(writer, partial(tokens_of, tokenizer=tokenizer))
@@ -140,7 +141,11 @@ def test_rounds_swap_the_draft_of_a_running_server(tmp_path: Path, monkeypatch: 
                     "output": str(tmp_path / "out"),
                     "align": align,
                     "writer": writer | {"states_directory": str(tmp_path / "states")},
-                    "judging": {"num_speculative_tokens": GAMMA, "error_rate": 0.9},
+                    "judging": {
+                        "num_speculative_tokens": GAMMA,
+                        "error_rate": 0.9,
+                        "sampling": GREEDY.model_dump(),
+                    },
                     "serving": {"to": "vllm", **serving},
                     "num_answers": REQUESTS,
                     "max_new_tokens": NEW,
@@ -167,5 +172,7 @@ def test_rounds_swap_the_draft_of_a_running_server(tmp_path: Path, monkeypatch: 
             last = one_round(states.url, **urls)
     assert last.acceptance_rate is not None
     expected = FIGURES["draft_acceptance_rate"].value(last.compared[0])
-    assert last.acceptance_rate == pytest.approx(expected, abs=0.08)
+    assert expected > 0.5
+    # its last block of seven drafts, and accepts, tokens beyond the end of a text
+    assert last.acceptance_rate == pytest.approx(expected, abs=0.05)
     assert last.serving == "000001"

@@ -166,6 +166,8 @@ def with_weights(
             device_map=place,
             **location.options,
         )
+    if getattr(config.get_text_config(decoder=True), "attn_logit_softcapping", None):
+        hf.set_attn_implementation("eager")  # up to transformers 5.20, SDPA drops the cap
     if is_quantized(config) and not is_quantized(hf.config):
         hf._weight_conversions = None  # its weights are plain, and are saved as such
         wide = "|".join(hf._get_dtype_plan(dtype)) or "$^"

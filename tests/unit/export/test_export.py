@@ -23,8 +23,9 @@ from paceline.models import load_model, wrap_model
 from paceline.models.drafts.save import save_draft
 from paceline.train import align
 from support.configs import small
+from support.data import write_lines
 from support.models import tiny_hf, tiny_tokenizer
-from support.runs import align_config, write_corpus, write_pair
+from support.runs import align_config, write_pair
 
 ROWS = 280  # of the padded target; the tokenizer names 266 tokens
 TOKENS = torch.tensor([[5, 60, 261, 7, 200, 31, 262, 90]])
@@ -129,7 +130,6 @@ def test_a_vocabulary_that_is_baked_in_holds_for_greedy_drafts_of_any_engine(tmp
     assert torch.isin(logits(folder / "out").argmax(-1), only).all(), "also without a target"
 
 
-@pytest.mark.filterwarnings("ignore:with sdpa attention")  # Gemma 2, up to transformers 5.20
 @pytest.mark.parametrize(
     ("architecture", "to"), [("gemma2", "vllm"), ("cohere2", "sglang"), ("gemma2", "transformers")]
 )
@@ -468,7 +468,7 @@ def test_a_parallel_draft_is_served_as_one_where_the_engine_can(tmp_path: Path):
     assert (given["parallel_drafting"], given["num_speculative_tokens"]) == (True, 6)
     assert json.loads((tmp_path / "v" / "config.json").read_text())["pard_token"] == 7
     assert re.search(r"PARDDecodingConfig\(max_draft_len=6, .*mask_token_id=7\)", str(vllm.notes))
-    write_corpus(folder / "corpus.jsonl", [{"text": f"the {n} cats"} for n in range(8)])
+    write_lines(folder / "corpus.jsonl", *[{"text": f"the {n} cats"} for n in range(8)])
     path = measured(folder, tmp_path / "m.json", 0.0)  # with blocks of one pass
     with pytest.raises(UsageError, match=r"drafts otherwise; .* --set parallel=false"):
         run(folder, "sglang", out=tmp_path / "s", measurement=str(path))

@@ -327,7 +327,6 @@ def write_family(path: Path, hf: Any, arch: str, keys: dict[str, Any]) -> Path:
     return path
 
 
-@pytest.mark.filterwarnings("ignore:with sdpa attention")  # Gemma 2, up to transformers 5.20
 @pytest.mark.parametrize("arch", CASES)
 def test_a_file_computes_what_its_model_computes(arch: str, tmp_path: Path):
     """Layouts and keys are those of llama.cpp's converter."""
