@@ -51,14 +51,6 @@ def test_a_broken_rule_that_is_not_caught_is_undecided(run, folder):
     assert (code, found["passed"], found["verdict"]) == (3, False, "UNDECIDED")
 
 
-def test_decode_with_a_draft_writes_the_targets_greedy_text(run, folder):
-    common = ("--prompt", "the cat sat on", "--temperature", 0, "--max-new-tokens", 16, "--json")
-    _, alone, _ = run("decode", "--target", folder / "target", *common)
-    _, drafted, _ = run("decode", *_pair(folder), *common)
-    assert json.loads(drafted)["tokens"] == json.loads(alone)["tokens"]
-    assert json.loads(drafted)["stats"]["num_drafted"] > 0
-
-
 def test_decode_streams_the_text_on_stdout_and_remarks_on_stderr(run, folder):
     common = ("--prompt", "the cat", "--temperature", "0", "--max-new-tokens", "12")
     _, as_json, _ = run("decode", *_pair(folder), *common, "--json")
@@ -97,15 +89,6 @@ def test_analyze_gives_every_rule_a_row(run, folder):
     texts = {row["setting"]["label"]: row for row in found["rows"] if "gamma" not in row["setting"]}
     assert len(texts) == len(found["config"]["rules"]) > 50
     assert len(found["rows"]) == 3 * len(texts), "the text, and two block lengths"
-    sums = [(row["setting"]["label"], row["sums"]) for row in found["rows"]]
-    tvd, rejected = (
-        {label: sum(each[over]) / sum(each[under]) for label, each in sums if over in each}
-        for over, under in (("output_tvd", "tokens"), ("expected_rejected", "expected_examined"))
-    )
-    assert tvd["lossless"] < 1e-6
-    assert rejected["chow 1"] < 1e-6
-    assert 0 < tvd["chow 1"] < 1
-    assert 0 < rejected["lossless"] < 1
     chosen = ("--set", "rules=[{rule: diff, alpha: 0.2}]")
     _, table, _ = run("analyze", *_pair(folder), "--prompts", prompts, *ANALYZE, *chosen)
     assert "diff 0.2" in table
@@ -120,6 +103,7 @@ def test_a_draft_of_few_tokens_leaves_the_text_the_targets(run, folder, tmp_path
     _, alone, _ = run("decode", "--target", target, *common)
     _, drafted, _ = run("decode", "--target", target, "--draft", out, *common)
     assert json.loads(drafted)["tokens"] == json.loads(alone)["tokens"]
+    assert json.loads(drafted)["stats"]["num_drafted"] > 0
 
 
 def test_validate_prints_a_configuration_that_validates_again(run, tmp_path):

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -65,11 +66,21 @@ def raising(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str, B
     return arrange
 
 
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (KeyError("it"), 3, "KeyError: 'it'; PACELINE_TRACEBACK=1 prints the traceback$"),
+        (KeyboardInterrupt(), 130, "interrupted; training and benches keep what they have written"),
+    ],
+    ids=["crash", "interrupt"],
+)
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_crash_in_any_command_is_one_line_with_code_3(run: Run, raising: Any, command: str):
-    code, out, err = run(*raising(command, KeyError("layers.3")))
-    assert (code, out) == (3, "")
-    assert one_line(err).endswith("KeyError: 'layers.3'; PACELINE_TRACEBACK=1 prints the traceback")
+def test_a_crash_of_any_command_and_its_interruption_are_one_line(
+    run: Run, raising: Any, command: str, error: BaseException, code: int, said: str
+):
+    found, out, err = run(*raising(command, error))
+    assert (found, out) == (code, "")
+    assert re.search(said, one_line(err))
 
 
 def test_the_environment_asks_for_tracebacks(
@@ -79,14 +90,6 @@ def test_the_environment_asks_for_tracebacks(
     code, _, err = run(*raising("env", KeyError("layers.3")))
     assert code == 3
     assert err.startswith("Traceback (most recent call last)")
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_that_is_interrupted_exits_with_130(run: Run, raising: Any, command: str):
-    code, _, err = run(*raising(command, KeyboardInterrupt()))
-    assert code == 130
-    wanted = "interrupted; training and benches keep what they have written"
-    assert wanted in one_line(err)
 
 
 @pytest.mark.parametrize(
@@ -220,20 +223,6 @@ def test_a_missing_text_and_weights_that_were_cut_off_are_said_before_weights_ar
         line = refused(run, command, *arguments(command, pair_folder, tmp_path, **faults))
         assert str(*faults.values()) in line
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.usefixtures("no_weights")
-def test_a_prompt_that_does_not_fit_is_named_by_file_and_line(
-    run: Run, pair_folder: Path, tmp_path: Path
-):
-    prompts = tmp_path / "prompts.txt"
-    prompts.write_text("the cat\n\n" + "the cat " * 60 + "\nthe hen\n")
-    given = ("--target", pair_folder / "target", "--draft", pair_folder / "draft")
-    for command in ("measure", "analyze", "verify"):
-        short = ("--set", "max_new_tokens=4")
-        line = refused(run, command, *given, "--prompts", prompts, *short)
-        assert f"{prompts} line 3 has " in line
-        assert "holds 64; set max_prompt_tokens" in line
 
 
 @pytest.mark.usefixtures("no_weights")

@@ -19,14 +19,11 @@ from support.texts import Run, one_line, refused, sets
 FILES = {
     "blank.txt": "\n\n",
     "long.txt": "the cat " * 200,
+    "third.txt": "the cat\n\n" + "the cat " * 60 + "\nthe hen\n",
     "broken.jsonl": '{"text": "fine"}\n{"text": \n',
     "notes": "text",
     "other.json": "{}",
     "empty.yaml": "",
-    "a.yaml": "target: t\ndraft: d\noutput: o\nnum_steps: 1\ndata: {train: x}\nobjective: tvd\n",
-    "beta.yaml": "target: t\ndraft: d\noutput: o\nnum_steps: 1\ndata: {train: x}\n"
-    "objective: [{kind: jsd, bata: 0.2}]\n",
-    "twice.yaml": "target: t\nseed: 1\ndraft: d\nprompts: p\nseed: 2\n",
 }
 
 
@@ -89,6 +86,13 @@ MISTAKES = [
     (f"measure {PAIR} --prompts blank.txt", "no text"),
     (f"measure {PAIR} --prompts broken.jsonl", "line 2"),
     (f"measure {PAIR} --prompts ''", "--prompts is empty"),
+    *(
+        (
+            f"{command} {PAIR} --prompts third.txt --set max_new_tokens=4",
+            "third.txt line 3 has  ... holds 64; set max_prompt_tokens",
+        )
+        for command in ("measure", "analyze", "verify")
+    ),
     ("decode --target t --prompt-file long.txt", "shorten the prompt"),
     ("decode --target t --prompt-file nowhere.txt", "nowhere.txt"),
     ("decode --target t --prompt-file blank.txt", "blank.txt is empty; give a text by"),
@@ -201,25 +205,11 @@ MISTAKES = [
     # configurations, and what was meant
     ("align --config nowhere.yaml", "nowhere.yaml"),
     ("validate align broken.jsonl", "YAML"),
-    *(
-        (f"measure {GIVEN} --set '{key}'", said)
-        for key, said in (
-            ("sampling.tempera=0", "sampling.tempera: unknown key; did you mean temperature?"),
-            ("num_promts=3", "num_promts: unknown key; did you mean num_prompts?"),
-            ("prompts={path: p, splitt: x}", "did you mean split?"),
-            ("zzz=1", "zzz: unknown key"),
-            ("sampling={top_k: 1, top_k: 2}", "the key top_k is given twice"),
-        )
-    ),
-    ("generate-data --set max_new_tokenz=2", "unknown key; did you mean max_new_tokens?"),
-    ("validate align beta.yaml", "bata: unknown key; did you mean beta?"),
+    (f"measure {GIVEN} --set sampling.tempera=0", "sampling.tempera: unknown key; did you"),
+    (f"measure {GIVEN} --set 'sampling={{top_k: 1, top_k: 2}}'", "the key top_k is given twice"),
     (
         "decode --target t --prompt x --set strategy.rule.rule=chow --set strategy.rule.alfa=1",
         "did you mean alpha?",
-    ),
-    (
-        "validate measure twice.yaml",
-        "twice.yaml is not valid YAML (the key seed is given twice in line 5",
     ),
 ]
 

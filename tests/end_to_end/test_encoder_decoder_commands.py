@@ -1,4 +1,4 @@
-"""Every command on encoder-decoders: a T5 pair that is trained, measured, decoded and aligned."""
+"""Commands on encoder-decoders: a T5 pair that is trained, measured, decoded and aligned."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from paceline.records import read_jsonl
 from paceline.results import read_rows
 from paceline.train import pretrain
 from support.configs import small
-from support.runs import write_corpus
+from support.data import write_lines
 from support.texts import refused, sets, succeeded
 
 WORDS = "one two three four five six seven eight nine ten eleven twelve red blue green".split()  # noqa: SIM905
@@ -24,8 +24,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Words and the same words backwards, as pairs."""
     folder = tmp_path_factory.mktemp("t5")
     rows = [{"prompt": text, "completion": " ".join(text.split()[::-1])} for text in NUMBERS]
-    write_corpus(folder / "pairs.jsonl", rows)
-    write_corpus(folder / "prompts.jsonl", [{"prompt": row["prompt"]} for row in rows[:16]])
+    write_lines(folder / "pairs.jsonl", *rows)
+    write_lines(folder / "prompts.jsonl", *[{"prompt": row["prompt"]} for row in rows[:16]])
     return folder
 
 
@@ -68,12 +68,6 @@ def test_measure_times_passes_of_an_encoder_decoder(run, pair: Path):
     code, out, _ = run("measure", *given, *sets(gammas="[1,2]", pass_repeats=2, timed_prompts=2))
     assert code == 3
     assert re.search(r"one pass +target .* ms, draft .* ms", out)
-
-
-def test_verify_passes_and_catches_the_broken_rule(run, pair: Path):
-    given = (*models(pair), "--prompts", pair / "pairs.jsonl", "--self-test", "--temperature", "2")
-    out = succeeded(run, "verify", *given, *sets(max_new_tokens=16, num_prompts=64, batch_size=16))
-    assert "a rule broken on purpose: caught" in out
 
 
 def test_decode_streams_and_analyze_compares_rules(run, pair: Path):
@@ -164,22 +158,6 @@ def test_long_sources_of_a_bench_are_truncated_on_request(run, pair: Path, tmp_p
     assert "are longer than 2 tokens and are truncated on the right" in err
 
 
-def test_a_tuned_setting_decodes(run, pair: Path, tmp_path: Path):
-    task = f"{{task: translation, corpus: {pair / 'pairs.jsonl'}, separator: ''}}"
-    out = succeeded(
-        run,
-        *("tune", *models(pair), "--output", tmp_path / "tune", "--table"),
-        *sets(task=task, quality_floor=0.5, num_examples=8, num_confirmed=8, num_timed=2),
-        *sets(max_new_tokens=12, num_candidates=2, num_speculative_tokens="[1]"),
-        *sets(**{"sampling.temperature": 0}),
-    )
-    assert re.search(r"lossless +gamma 1 ", out)
-    found = tmp_path / "tune/decoding.yaml"
-    given = (*models(pair), "--prompt", "one two three", "--temperature", 0)
-    chosen = succeeded(run, "decode", *given, "--config", found)
-    assert chosen.strip()
-
-
 def test_a_trajectory_and_an_export_run(run, pair: Path, tmp_path: Path):
     texts = {"data.train": pair / "pairs.jsonl", "data.held_out": pair / "prompts.jsonl"}
     succeeded(
@@ -208,18 +186,9 @@ def test_a_trajectory_and_an_export_run(run, pair: Path, tmp_path: Path):
 
 def test_what_an_encoder_decoder_has_no_use_for_is_one_line(run, pair: Path, tmp_path: Path):
     start = ("align", *models(pair), "--output", tmp_path / "run", *sets(num_steps=1))
-    documents = write_corpus(tmp_path / "documents.jsonl", [{"text": "red blue"}])
+    documents = write_lines(tmp_path / "documents.jsonl", {"text": "red blue"})
     assert "has a prompt but no completion" in refused(
         run, *start, *sets(**{"data.train": documents})
     )
-    narrow = ("draft", "--target", pair / "target/model", "--out", tmp_path / "narrow")
-    text = ("--text", pair / "pairs.jsonl")
-    assert "t5 is not Llama-like, so it cannot be made narrower" in refused(
-        run, *narrow, *sets(hidden_size=16), *text
-    )
-    assert "t5 is an encoder-decoder, which gets no smaller copy" in refused(
-        run, *narrow, "--params", "0.4"
-    )
-    assert "is an encoder-decoder, which does not continue documents" in refused(
-        run, "perplexity", "--model", pair / "target/model", *text
-    )
+    of_text = ("perplexity", "--model", pair / "target/model", "--text", pair / "pairs.jsonl")
+    assert "is an encoder-decoder, which does not continue documents" in refused(run, *of_text)

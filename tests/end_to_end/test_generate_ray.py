@@ -11,8 +11,8 @@ import pytest
 
 from paceline.config import to_yaml
 from paceline.data.distillation_data import generate_data
-from support.data import answers, generation
-from support.runs import write_corpus, write_pair
+from support.data import answers, generation, write_lines
+from support.runs import write_pair
 
 pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
 
@@ -63,7 +63,7 @@ def test_two_workers_of_ray_write_what_one_process_writes(
     for shadowed in ("yaml", "safetensors"):  # workers import the installed ones
         (tmp_path / f"{shadowed}.py").write_text(f"open({str(marker)!r}, 'w')")
     rows = [{"prompt": f"number {number}"} for number in range(8)]
-    write_corpus(folder / "prompts.jsonl", rows)
+    write_lines(folder / "prompts.jsonl", *rows)
     changes = {"target": "pair/target", "dtype": "float32", "activations": "float32"}
     changes |= {"max_prompt_tokens": 16, "max_new_tokens": 8, "shard_size": 1}
     changes |= {"temperatures": [1], "num_per_prompt": 1}

@@ -1,4 +1,4 @@
-"""Every command on a hybrid target and a draft of its layers, which go on from snapshots.
+"""Commands on a hybrid target and a draft of its layers, which go on from snapshots.
 
 Expected texts and losses come from transformers.
 """
@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.data import read_records
 from paceline.measure import Measurement
 from paceline.models import load_model
 from paceline.models.drafts.layers import subset_layers
 from paceline.models.drafts.save import save_draft
-from support.models import generated, tiny_hf, tiny_tokenizer
-from support.runs import write_corpus
+from support.data import write_lines
+from support.models import generated, save_tiny, tiny_hf, tiny_tokenizer
 from support.texts import sets, succeeded
 
 TEXT = "the other thinner animal ran in the theatre"
@@ -26,16 +25,14 @@ TEXT = "the other thinner animal ran in the theatre"
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A target, a draft of two kinds of layers, and texts."""
     folder = tmp_path_factory.mktemp("hybrid")
-    tokenizer = tiny_tokenizer()
-    tiny_hf("qwen3_5_text", vocab_size=len(tokenizer)).save_pretrained(folder / "target")
-    tokenizer.save_pretrained(folder / "target")
+    save_tiny(folder / "target", "qwen3_5_text")
     words = ["rain", "heat", "cat", "then", "inner", "other", "animal", "dinner", "sand", "thin"]
     rows = [
         {"prompt": f"the {word} in", "completion": f" {TEXT}"[: 8 + 3 * number]}
         for number, word in enumerate(words)
     ]
-    write_corpus(folder / "pairs.jsonl", rows)
-    write_corpus(folder / "prompts.jsonl", [{"prompt": row["prompt"]} for row in rows])
+    write_lines(folder / "pairs.jsonl", *rows)
+    write_lines(folder / "prompts.jsonl", *[{"prompt": row["prompt"]} for row in rows])
     return folder
 
 
@@ -43,12 +40,9 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def drafted(pair: Path) -> Path:
     """The draft, made by the library as `paceline draft --layers 0,3` does."""
     draft = subset_layers(load_model(pair / "target"), [0, 3])
+    assert draft.hf.config.layer_types == ["linear_attention", "full_attention"]
     save_draft(draft, str(pair / "target"), pair / "draft", torch.float32)
     return pair
-
-
-def hybrid(**changes: Any) -> Any:
-    return tiny_hf("qwen3_5_text", vocab_size=len(tiny_tokenizer()), **changes)
 
 
 def models(folder: Path) -> tuple[Any, ...]:
@@ -56,13 +50,6 @@ def models(folder: Path) -> tuple[Any, ...]:
 
 
 SHORT = sets(num_prompts=8, max_new_tokens=8, gammas="[1,2]")
-
-
-def test_a_draft_of_its_layers_keeps_their_kinds(run, pair: Path, tmp_path: Path):
-    out = tmp_path / "draft"
-    succeeded(run, "draft", "--target", pair / "target", "--layers", "0,3", "--out", out)
-    config = json.loads((out / "config.json").read_text())
-    assert config["layer_types"] == ["linear_attention", "full_attention"]
 
 
 @pytest.mark.parametrize("recipe", ["supervised_kd", "f_distill", "gkd"])
@@ -110,19 +97,6 @@ def test_measure_times_blocks_and_requests(run, drafted: Path):
     assert all(row.totals["block_cost_ratio"] > 0 for row in found.blocks)
 
 
-def test_verify_compares_with_the_plain_target(run, drafted: Path):
-    prompts = ("--prompts", drafted / "prompts.jsonl")
-    out = succeeded(
-        run,
-        "verify",
-        *models(drafted),
-        *prompts,
-        *sets(num_prompts=8, gamma=3, max_new_tokens=20),
-        "--self-test",
-    )
-    assert "PASSED" in out
-
-
 def test_an_export_is_read_back(run, drafted: Path, tmp_path: Path):
     out = tmp_path / "export"
     given = ("--to", "vllm", "--out", out, "--target", drafted / "target")
@@ -130,26 +104,10 @@ def test_an_export_is_read_back(run, drafted: Path, tmp_path: Path):
     assert (out / "config.json").exists()
 
 
-def test_a_draft_changes_no_greedy_text(run, drafted: Path, tmp_path: Path):
-    ids: Any = tiny_tokenizer()(TEXT)["input_ids"]
+def test_a_draft_changes_no_greedy_text(run, drafted: Path):
+    tokenizer = tiny_tokenizer()
+    ids: Any = tokenizer(TEXT)["input_ids"]
+    hybrid = tiny_hf("qwen3_5_text", vocab_size=len(tokenizer))
     given = ("--prompt", TEXT, "--temperature", "0", "--max-new-tokens", "12", "--json")
     out = succeeded(run, "decode", *models(drafted), *given)
-    assert json.loads(out)["tokens"] == generated(hybrid(), ids, 12)
-    target = ("--target", drafted / "target", "--prompts", drafted / "prompts.jsonl")
-    written: list[Any] = []
-    for name, more in (("plain", {}), ("drafted", {"draft": drafted / "draft"})):
-        settings = sets(max_prompt_tokens=20, max_new_tokens=8, temperatures="[0]", **more)
-        succeeded(run, "generate-data", *target, "--output", tmp_path / name, *settings)
-        records = read_records(tmp_path / name / "data")
-        written.append([(one.text, one.completion) for one in records])
-    assert written[0] == written[1]
-    assert len(written[0]) == 10
-
-
-def test_a_sequence_cascade_decodes(run, drafted: Path):
-    out = succeeded(
-        run,
-        *("decode", *models(drafted), "--prompt", "the rain", "--max-new-tokens", "4"),
-        *sets(strategy="{strategy: sequence_cascade, alpha: 1.0}"),
-    )
-    assert out.strip()
+    assert json.loads(out)["tokens"] == generated(hybrid, ids, 12)

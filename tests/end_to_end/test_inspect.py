@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import BertConfig, BertLMHeadModel
 
-from support.models import tiny_hf, tiny_tokenizer
-from support.runs import write_corpus
+from support.data import write_lines
+from support.models import save_tiny, tiny_hf, tiny_tokenizer
 from support.texts import Run, succeeded
 
 CHATML = (
@@ -28,13 +28,10 @@ def facts_of(run: Run, *arguments: Any, code: int = 0) -> dict[str, Any]:
     return json.loads(out)
 
 
-def saved(
-    directory: Path, architecture: str, *, template: str | None = None, **settings: Any
-) -> Path:
-    tokenizer = tiny_tokenizer(composes=architecture == "qwen2")
+def saved(directory: Path, architecture: str, template: str | None = None) -> Path:
+    tokenizer = tiny_tokenizer()
     tokenizer.chat_template = template
-    tiny_hf(architecture, vocab_size=len(tokenizer), **settings).save_pretrained(directory)
-    tokenizer.save_pretrained(directory)
+    save_tiny(directory, architecture, tokenizer)
     return directory
 
 
@@ -49,7 +46,7 @@ def test_sizes_and_stop_tokens_are_those_that_transformers_built(run: Run, tmp_p
 
 def test_the_trained_part_of_a_chat_is_marked(run: Run, tmp_path: Path):
     model = saved(tmp_path / "model", "llama", template=CHATML)
-    write_corpus(tmp_path / "chat.jsonl", [CHAT])
+    write_lines(tmp_path / "chat.jsonl", CHAT)
     (example,) = facts_of(run, model, "--chat", tmp_path / "chat.jsonl")["examples"]
     assert example["given"] == "<bos>user\na<eos>\n<bos>assistant\n"
     assert example["trained"] == "the<eos>"
@@ -62,8 +59,7 @@ def test_the_trained_part_of_a_chat_is_marked(run: Run, tmp_path: Path):
 
 
 def test_a_model_with_a_state_says_so(run: Run, tmp_path: Path):
-    tiny_hf("qwen3_next").save_pretrained(tmp_path)
-    tiny_tokenizer().save_pretrained(tmp_path)
+    save_tiny(tmp_path, "qwen3_next")
     found = facts_of(run, tmp_path)
     assert "rolled back by snapshots" in found["facts"]["sessions"]
 

@@ -22,7 +22,7 @@ from paceline.models import load_model
 from paceline.results import load
 from paceline.results.row import Row, read_rows
 from support.engines import Answer, llamacpp_routes, serving
-from support.models import tiny_hf, tiny_tokenizer
+from support.models import save_tiny, tiny_tokenizer
 from support.runs import write_pair
 from support.texts import Run, refused, sets, succeeded
 
@@ -46,17 +46,11 @@ def folder(pair_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(pair_folder / name, folder / name)
     shutil.copy(pair_folder / "corpus.jsonl", folder)
     shutil.copytree(folder / "draft", folder / "copy")
+    save_tiny(folder / "other", seed=5, num_hidden_layers=1)
+    save_tiny(folder / "seq2seq", "t5")
     tokenizer = tiny_tokenizer()
-    other = tiny_hf("llama", seed=5, vocab_size=len(tokenizer), num_hidden_layers=1)
-    other.save_pretrained(folder / "other")
-    tokenizer.save_pretrained(folder / "other")
-    seq2seq = tiny_hf("t5", vocab_size=len(tokenizer))
-    seq2seq.save_pretrained(folder / "seq2seq")
-    tokenizer.save_pretrained(folder / "seq2seq")
     tokenizer.add_tokens(["newer"])
-    larger = tiny_hf("llama", vocab_size=len(tokenizer))
-    larger.save_pretrained(folder / "larger")
-    tokenizer.save_pretrained(folder / "larger")
+    save_tiny(folder / "larger", "llama", tokenizer)
     return folder
 
 

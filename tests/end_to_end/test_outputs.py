@@ -5,10 +5,11 @@ import shlex
 
 import pytest
 
+from support.data import write_lines
 from support.outputs import COMMANDS, RECORDED, write_files
 from support.outputs import printed as printed_lines
 from support.processes import run_command
-from support.runs import write_corpus, write_pair
+from support.runs import write_pair
 
 _VERDICT = re.compile(r"\b(GO|NO-GO|UNDECIDED|TOO FEW|PASSED|FAILED|passed|NOT CAUGHT|caught)\b")
 _NUMBER = re.compile(r"[-+]?(\d[\d,]*(\.\d+)?(e[-+]?\d+)?|∞|nan)[x*]?")
@@ -31,7 +32,7 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What each command prints on the tiny pair."""
     folder = write_pair(tmp_path_factory.mktemp("outputs"))
     rows = [{"prompt": f"prompt number {number} is here"} for number in range(16)]
-    write_corpus(folder / "prompts.jsonl", rows)
+    write_lines(folder / "prompts.jsonl", *rows)
     write_files(folder)
     found: dict[str, str] = {}
     for name, command in COMMANDS.items():

@@ -109,16 +109,6 @@ def test_stop_ends_a_long_text_and_the_next_one_starts(visit: Any):
     decoded(tab, "the cat", 3)
 
 
-def test_a_second_browser_decodes_in_turn(visit: Any):
-    first, second = visit(), visit()
-    begin_long_text(first)
-    decoded(second, "the dog", 3)
-    count = first.locator("#draft .token").count()
-    first.locator("#draft .token").nth(count).wait_for(state="attached")
-    first.locator("#stop").click()
-    first.locator("#status", has_text="Stopped").wait_for()
-
-
 def test_a_model_that_fails_during_a_text_says_so_as_text(visit: Any, page: Served):
     tab = visit()
     begin_long_text(tab)

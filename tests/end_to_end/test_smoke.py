@@ -9,8 +9,9 @@ import pytest
 from paceline.config import load_config
 from paceline.decode.strategies import DecodingConfig
 from paceline.records import read_jsonl
+from support.data import write_lines
 from support.processes import run_command
-from support.runs import losses, write_corpus, write_pair
+from support.runs import losses, write_pair
 
 SMOKE = Path(__file__).parents[2] / "configs" / "smoke"
 QUICK = Path(__file__).parents[2] / "configs" / "align" / "quick.yaml"
@@ -96,7 +97,7 @@ def test_the_quick_configuration_compares_before_and_after(tmp_path: Path):
     rows = [
         {"text": f"the {word} sat on the mat {number}"} for number in range(9) for word in "abc"
     ]
-    write_corpus(folder / "corpus.jsonl", rows)
+    write_lines(folder / "corpus.jsonl", *rows)
     changes = {"max_seconds": "null", "num_steps": 3, "max_completion_tokens": 20, "device": "cpu"}
     changes |= {"evaluation.max_prompt_tokens": 4, "data.train": folder / "corpus.jsonl"}
     changes |= {"max_prompt_tokens": 8, "loss_vocabulary": "null", "target_rounds.rows": 4}

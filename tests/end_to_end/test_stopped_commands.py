@@ -19,9 +19,10 @@ from pyarrow import parquet
 
 from paceline.cli.main import app
 from paceline.records import read_jsonl
+from support.data import write_lines
 from support.engines import Served, serving
 from support.processes import finish, run_command, start
-from support.runs import QUESTIONS, write_corpus, write_pair
+from support.runs import QUESTIONS, write_pair
 
 # Tests that start together stay in one worker, so the fixture makes the runs once.
 pytestmark = pytest.mark.first
@@ -173,9 +174,9 @@ def stopped(folder: Path, stops: dict[str, list[tuple[float, int]]]) -> Ended:
     write_pair(folder / "pair", max_position_embeddings=160)
     write_pair(folder / "t5", architecture="t5_v1_1")
     more = [{"prompt": f"the {number}", "completion": " ran"} for number in range(3)]
-    write_corpus(folder / "pair/questions.jsonl", QUESTIONS + more)
+    write_lines(folder / "pair/questions.jsonl", *(QUESTIONS + more))
     asked = [{"prompt": f"the {number} ran in", "at": number} for number in range(36)]
-    write_corpus(folder / "pair/log.jsonl", asked)
+    write_lines(folder / "pair/log.jsonl", *asked)
     served = Served(folder / "pair")
     with serving(served.routes) as url:
         plan = [planned(folder / name, stops[name], url) for name in CASES]

@@ -17,8 +17,9 @@ from paceline.native import compiled
 from paceline.records import read_jsonl
 from paceline.train import AlignConfig, align
 from paceline.train.step import StepFigures, Stepper
+from support.data import write_lines
 from support.models import limit_vocabulary
-from support.runs import align_config, losses, two_processes, write_corpus, write_pair
+from support.runs import align_config, losses, two_processes, write_pair
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*completions are longer")
 
@@ -42,7 +43,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for architecture in ARCHITECTURES:
         place, own = tmp_path_factory.mktemp(architecture), small[architecture]
         write_pair(place, rounded_to=torch.float32, architecture=architecture, **own)
-        write_corpus(place / "corpus.jsonl", rows)
+        write_lines(place / "corpus.jsonl", *rows)
         found[architecture] = place
     return found
 
@@ -350,9 +351,9 @@ def recorded(folders: dict[str, Path]) -> dict[str, Any]:
         ([8, 9, 10], [[8, 3], [], [10, 4]]),
     ]
     corpus = folders["llama"] / "recorded.jsonl"
-    write_corpus(
+    write_lines(
         corpus,
-        [
+        *[
             {
                 "prompt_tokens": [5, 6, 7],
                 "completion_tokens": completion,

@@ -34,9 +34,10 @@ from paceline.cli.main import SCHEMAS, main
 from paceline.cli.options import schema_of
 from paceline.config import fields_of
 from support.configs import small
+from support.data import write_lines
 from support.gguf_files import written
 from support.processes import run_command
-from support.runs import write_corpus, write_pair
+from support.runs import write_pair
 
 PER_CHILD, SECONDS, MEMORY = 250, 20, 20 << 30
 SHORT = ("--max-prompt-tokens", "30", "--max-new-tokens", "8")
@@ -63,8 +64,8 @@ def base(folder: Path) -> Path:
     )
     chats = [{"messages": [{"role": "user", "content": f"say {n}"}]} for n in range(3)]
     rows = [{"prompt": f"the {n} ran", "completion": " in"} for n in range(3)]
-    write_corpus(folder / "chats.jsonl", chats)
-    write_corpus(folder / "rows.jsonl", [*rows, {"text": "the men ran in and sat near the fire"}])
+    write_lines(folder / "chats.jsonl", *chats)
+    write_lines(folder / "rows.jsonl", *rows, {"text": "the men ran in and sat near the fire"})
     (folder / "prompts.txt").write_text("the cat\nthe dog ran\nin an inn\n")
     written(folder / "m.gguf")
     for kind in SCHEMAS:

@@ -26,10 +26,10 @@ from paceline.data.distillation_data import generate_data
 from paceline.decode import SpeculativeDecoder
 from paceline.follow import FollowConfig, follow
 from paceline.models import load_model
-from support.data import generation
+from support.data import generation, write_lines
 from support.processes import COMMAND_LINE
 from support.reports import bench_run
-from support.runs import write_corpus, write_pair
+from support.runs import write_pair
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -133,7 +133,7 @@ if __name__ == "__main__":
             print(found)  # noqa: T201
         else:
             folder = write_pair(Path(place) / "pair")
-            write_corpus(folder / "prompts.jsonl", [{"prompt": f"the {n}"} for n in range(11)])
+            write_lines(folder / "prompts.jsonl", *[{"prompt": f"the {n}"} for n in range(11)])
             for name, part in PARTS.items():
                 count, before, after = grows(part(folder), given.seconds / len(PARTS))
                 failed = failed or after > MOST_GROWTH * before

@@ -16,8 +16,8 @@ from ray.cluster_utils import Cluster
 
 from paceline.data.distillation_data import generate_data
 from paceline.processes import connect_to_ray
-from support.data import answers, generation
-from support.runs import write_corpus, write_pair
+from support.data import answers, generation, write_lines
+from support.runs import write_pair
 
 COUNT = 2000
 
@@ -25,7 +25,7 @@ COUNT = 2000
 def soak(folder: Path) -> int:
     """Records that both runs have."""
     write_pair(folder)
-    write_corpus(folder / "prompts.jsonl", [{"prompt": f"number {n}"} for n in range(COUNT)])
+    write_lines(folder / "prompts.jsonl", *[{"prompt": f"number {n}"} for n in range(COUNT)])
     changes = {"temperatures": [1], "num_per_prompt": 1, "shard_size": 16, "dtype": "float32"}
     changes |= {"max_prompt_tokens": 16}
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})

@@ -30,8 +30,8 @@ from paceline.engines import text_servers
 from paceline.errors import PacelineError
 from paceline.models.loading import load_tokenizer
 from paceline.models.token_text import tokens_of
-from support.data import answers, generation
-from support.runs import write_corpus, write_pair
+from support.data import answers, generation, write_lines
+from support.runs import write_pair
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -157,7 +157,7 @@ def soak(count: int, folder: Path) -> Counter[str]:
     """All requests, with 64 in flight. -> faults by name, and starts of the command."""
     text_servers._PAUSE_S = 0.05  # pyright: ignore
     write_pair(folder)
-    write_corpus(folder / "prompts.jsonl", [{"prompt": f"number {n}"} for n in range(count)])
+    write_lines(folder / "prompts.jsonl", *[{"prompt": f"number {n}"} for n in range(count)])
     tokenizer = load_tokenizer(folder / "target")
     tokenize = partial(tokens_of, tokenizer=tokenizer)
     servers = [Liar(1, tokenize), Liar(2, tokenize)]

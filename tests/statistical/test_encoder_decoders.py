@@ -9,14 +9,14 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-import torch
 
-from paceline.core.rules import BiLDRule, Chow, Lossless, Rule, TokenV3
+from paceline.core.rules import Lossless, Rule
 from paceline.decode import SpeculativeDecoder
 from paceline.models import HfModel, wrap_model
 from paceline.models.hf.seq2seq import Seq2SeqCache
 from support import exact
 from support.borders import Law, num_wrong, walks
+from support.laws import RULES, give_every_token_a_chance, next_token
 from support.models import tiny_hf
 
 SOURCES = ((3, 4, 3, 0, 1), (0,))
@@ -25,12 +25,9 @@ COUNT = 80
 
 @cache
 def models(architecture: str) -> tuple[HfModel, HfModel]:
-    """A random pair; heads of their own are made smaller, so that every token has its chance."""
-    made = [tiny_hf(architecture, seed=seed, vocab_size=5).double() for seed in (0, 4)]
+    made: list[Any] = [tiny_hf(architecture, seed=seed, vocab_size=5).double() for seed in (0, 4)]
     for hf in made:
-        head: Any = hf.get_output_embeddings()
-        if head.weight is not hf.get_input_embeddings().weight:
-            head.weight.data *= 0.35
+        give_every_token_a_chance(hf)
         if hasattr(hf, "final_logits_bias"):
             hf.final_logits_bias.zero_()
     target, draft = map(wrap_model, made)
@@ -40,17 +37,7 @@ def models(architecture: str) -> tuple[HfModel, HfModel]:
 @cache
 def both(architecture: str, source: tuple[int, ...]) -> exact.Models:
     """Of a text behind this source."""
-
-    def next_token(model: HfModel) -> exact.NextToken:
-        @cache
-        def probs(text: tuple[int, ...]) -> exact.Distribution:
-            batch = model.trial_batch(text[len(source) :], source=list(source))
-            with torch.inference_mode():
-                return model.plain_logits(batch)[0, -1].double().softmax(-1).tolist()
-
-        return probs
-
-    p, q = map(next_token, models(architecture))
+    p, q = (next_token(model, source) for model in models(architecture))
     return exact.Models(p, q, p, q)
 
 
@@ -64,14 +51,6 @@ def wrong(architecture: str, rule: Rule, aim: exact.Aim | None) -> int:
     paths = [walks(law, [source], COUNT) for law, source in zip(laws, SOURCES, strict=True)]
     decoder = SpeculativeDecoder(*models(architecture), rule, gamma=2)
     return num_wrong(decoder, [one for two in zip(*paths, strict=True) for one in two], 50)
-
-
-RULES: list[tuple[Rule, exact.Aim | None]] = [
-    (Lossless(), None),
-    (Chow(0.5), exact.AIMS["chow"](0.5)),
-    (TokenV3(0.5), exact.AIMS["token_v3"](0.5)),
-    (BiLDRule(1.45), exact.AIMS["bild"](1.45)),
-]
 
 
 @pytest.mark.parametrize(

@@ -11,46 +11,27 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-import torch
 
-from paceline.core.rules import BiLDRule, Chow, Lossless, Rule, TokenV3
+from paceline.core.rules import Rule
 from paceline.decode import SpeculativeDecoder
 from paceline.models import HfModel, wrap_model
 from paceline.models.hf import row_session
 from paceline.models.hf.row_session import RecurrentRow, RowSession
 from support import exact
 from support.borders import Law, num_wrong, walks
+from support.laws import RULES, give_every_token_a_chance, next_token
 from support.models import tiny_hf
 
 PROMPTS = ((3, 4, 3, 0, 1), (0,), (2, 2), (1, 4, 0))
 COUNT = 40
 MARGIN = 2e-4  # states are computed in float32
-RULES: list[tuple[Rule, exact.Aim | None]] = [
-    (Lossless(), None),
-    (Chow(0.5), exact.AIMS["chow"](0.5)),
-    (TokenV3(0.5), exact.AIMS["token_v3"](0.5)),
-    (BiLDRule(1.45), exact.AIMS["bild"](1.45)),
-]
 
 
 @cache
 def model_of(kind: str, seed: int) -> HfModel:
-    """A head of its own is made smaller, so that every token has its chance."""
-    hf: Any = tiny_hf(kind, seed=seed, vocab_size=5)
-    head = hf.get_output_embeddings()
-    if head.weight is not hf.get_input_embeddings().weight:
-        head.weight.data *= 0.35
+    hf = tiny_hf(kind, seed=seed, vocab_size=5)
+    give_every_token_a_chance(hf)
     return wrap_model(hf)
-
-
-def next_token(model: HfModel) -> exact.NextToken:
-    @cache
-    def probs(text: tuple[int, ...]) -> exact.Distribution:
-        with torch.inference_mode():
-            logits_V = model.plain_logits(model.trial_batch(list(text)))[0, -1]
-        return logits_V.double().softmax(-1).tolist()
-
-    return probs
 
 
 def wrong(target: str, draft: str, gamma: int, rule: Rule, aim: exact.Aim | None) -> int:

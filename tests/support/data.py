@@ -34,7 +34,7 @@ def answers(run: Path) -> list[Answer]:
     return [Answer(**row) for table in tables for row in table.to_pylist()]
 
 
-def write_rows(path: Path, *rows: Any) -> Path:
+def write_lines(path: Path, *rows: Any) -> Path:
     """Write JSON lines."""
     path.parent.mkdir(exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")

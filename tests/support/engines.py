@@ -33,7 +33,7 @@ from paceline.measure.served import ServedConfig
 from paceline.models import CausalModel, HfModel, load_model, prepare_for_decoding
 from paceline.models.contract import Texts
 from paceline.models.loading import load_tokenizer
-from support.data import answers
+from support.data import answers, write_lines
 from support.runs import write_pair
 
 Answer = tuple[int, dict[str, Any] | str]
@@ -388,8 +388,7 @@ def many_prompts(folder: Path) -> Path:
     path = folder / "many.jsonl"
     words = ["the", "a", "in", "and"]
     rows = [{"prompt": " ".join((*three, "cat"))} for three in itertools.product(words, repeat=3)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+    return write_lines(path, *rows)
 
 
 def step(gamma: int, seconds: float, batch_size: int = 1) -> StepCost:
@@ -453,8 +452,7 @@ def target_of_vllm() -> Path:
 
 
 def write_prompts(path: Path, count: int) -> None:
-    rows = [{"prompt": f"Item {number} of the list is"} for number in range(count)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(path, *[{"prompt": f"Item {number} of the list is"} for number in range(count)])
 
 
 def held(run: Path) -> int:

@@ -18,7 +18,7 @@ from paceline.data import input_checks
 from paceline.errors import PacelineError
 from paceline.models import CausalModel
 from paceline.processes import keep_freed_memory
-from support.models import tiny_hf, tiny_pair, tiny_tokenizer
+from support.models import save_tiny, tiny_pair, tiny_tokenizer
 
 input_checks.busy_processors = lambda: 0  # other tests compute beside each
 
@@ -98,9 +98,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def _saved_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    tokenizer, path = tiny_tokenizer(), tmp_path_factory.mktemp("saved")
-    tiny_hf("llama", vocab_size=len(tokenizer)).save_pretrained(path)
-    tokenizer.save_pretrained(path)
+    path = tmp_path_factory.mktemp("saved")
+    save_tiny(path)
     return path
 
 

@@ -1,12 +1,16 @@
 """Rules beside the laws that they should follow, settings, and how often a decoder leaves a law."""
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
+import torch
+
 from paceline.core.rule_base import Bonus
-from paceline.core.rules import Lenient, Lossless, Lossy, Rule
+from paceline.core.rules import BiLDRule, Chow, Lenient, Lossless, Lossy, Rule, TokenV3
 from paceline.decode import Confident, SpeculativeDecoder
 from paceline.decode.draft_policies import DraftPolicy
+from paceline.models import HfModel
 from paceline.native.kernels import NativeBackend
 from support import exact
 from support.borders import Law, num_wrong, walks
@@ -42,6 +46,13 @@ AT_0: dict[str, tuple[Rule, exact.Vectors]] = {
 AIMED: dict[str, tuple[Rule, exact.Aim]] = {
     name: (stating(name, alpha), exact.AIMS[name](alpha)) for name, alpha in THRESHOLDS.items()
 }
+RULES: list[tuple[Rule, exact.Aim | None]] = [
+    (Lossless(), None),
+    (Chow(0.5), exact.AIMS["chow"](0.5)),
+    (TokenV3(0.5), exact.AIMS["token_v3"](0.5)),
+    (BiLDRule(1.45), exact.AIMS["bild"](1.45)),
+]
+"""Of random transformers; None: lossless."""
 PLAIN = exact.Shaping()
 COOL = exact.Shaping(temperature=0.7)
 GREEDY = exact.Shaping(temperature=0)
@@ -109,6 +120,25 @@ def law(
         first_from_target=rule.exact or bonus == "target",
     )
     return rule, stated
+
+
+def give_every_token_a_chance(hf: Any) -> None:
+    """Make a head of the model's own smaller."""
+    head = hf.get_output_embeddings()
+    if head.weight is not hf.get_input_embeddings().weight:
+        head.weight.data *= 0.35
+
+
+def next_token(model: HfModel, source: tuple[int, ...] = ()) -> exact.NextToken:
+    """By plain passes; a text of an encoder-decoder stands behind its source."""
+
+    @cache
+    def probs(text: tuple[int, ...]) -> exact.Distribution:
+        batch = model.trial_batch(text[len(source) :], source)
+        with torch.inference_mode():
+            return model.plain_logits(batch)[0, -1].double().softmax(-1).tolist()
+
+    return probs
 
 
 def wrong(

@@ -91,6 +91,20 @@ def tiny_tokenizer(
     )
 
 
+def save_tiny(
+    path: Path,
+    architecture: str = "llama",
+    tokenizer: PreTrainedTokenizerFast | None = None,
+    **settings: Any,
+) -> Any:
+    """A random model and its tokenizer as an ordinary model directory. -> the model."""
+    tokenizer = tokenizer or tiny_tokenizer(composes=architecture == "qwen2")
+    hf = tiny_hf(architecture, vocab_size=len(tokenizer), **settings)
+    hf.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return hf
+
+
 def tiny_pair(architecture: str = "llama", **overrides: Any) -> tuple[HfModel, HfModel]:
     """Target and draft with one tokenizer: different random weights, the draft of two layers."""
     tokenizer = tiny_tokenizer(composes=architecture == "qwen2")

@@ -13,6 +13,7 @@ from paceline.bench import BenchConfig
 from paceline.records import read_jsonl
 from paceline.train import AlignConfig
 from support.configs import small
+from support.data import write_lines
 from support.models import tiny_pair
 from support.processes import finish, start
 
@@ -38,13 +39,8 @@ def write_pair(folder: Path, *, rounded_to: torch.dtype = torch.bfloat16, **over
         model.hf.to(rounded_to).float().save_pretrained(folder / name)
         assert model.tokenizer is not None
         model.tokenizer.save_pretrained(folder / name)
-    write_corpus(folder / "corpus.jsonl", [{"text": text} for text in _SENTENCES])
+    write_lines(folder / "corpus.jsonl", *[{"text": text} for text in _SENTENCES])
     return folder
-
-
-def write_corpus(path: Path, rows: list[dict[str, Any]]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
 
 
 def align_config(folder: Path, output: Path, **changes: Any) -> AlignConfig:

@@ -6,12 +6,12 @@ from typing import Any
 from paceline.data import CorpusConfig
 from paceline.data.prompts import Record
 from paceline.tasks import TaskExample
-from support.runs import write_corpus
+from support.data import write_lines
 
 
 def corpus(path: Path, *rows: dict[str, Any], **settings: Any) -> CorpusConfig:
     """A file of rows."""
-    return CorpusConfig(path=str(write_corpus(path, list(rows))), **settings)
+    return CorpusConfig(path=str(write_lines(path, *rows)), **settings)
 
 
 def pair(number: int) -> dict[str, str]:

@@ -14,10 +14,7 @@ from record_surface import FILE, parameters, surface
 
 import paceline
 from paceline.cli.main import app
-from paceline.core.rules import AnyRule, Lossless, Rule
-from paceline.core.sampling import SamplingParams
-from paceline.decode import SpeculativeDecoder
-from support.models import tiny_model
+from paceline.core.rules import AnyRule, Rule
 
 RECORDED: dict[str, Any] = json.loads(FILE.read_text("utf-8"))
 
@@ -32,19 +29,6 @@ def test_the_surface_is_the_recorded_one(part: str):
 @pytest.mark.parametrize("method", ["accept_at", "residual_at", "induced_at", "pi_at"])
 def test_rules_share_one_signature(rule: type[Rule], method: str):
     assert parameters(getattr(rule, method)) == ["self", "at"]
-
-
-def test_sampling_params_have_the_documented_defaults():
-    params = SamplingParams(temperature=0.7)
-    assert (params.temperature, params.top_p, params.top_k) == (0.7, 1.0, 0)
-    assert (SamplingParams().temperature, params.repetition_penalty) == (1.0, 1.0)
-
-
-def test_decoders_default_to_lossless_sampling_of_the_model_as_it_is():
-    decoder = SpeculativeDecoder(tiny_model(seed=0), tiny_model(seed=1))
-    assert decoder.rule == Lossless()
-    assert decoder.gamma == 5
-    assert decoder.sampling == SamplingParams()
 
 
 def test_every_option_explains_itself():

@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from support.runs import QUESTIONS, write_corpus
+from support.data import write_lines
+from support.runs import QUESTIONS
 
 
 @pytest.fixture(scope="module")
 def folder(folder: Path) -> Path:
     """A tiny pair and `questions.jsonl`."""
-    write_corpus(folder / "questions.jsonl", QUESTIONS)
+    write_lines(folder / "questions.jsonl", *QUESTIONS)
     return folder

@@ -12,7 +12,8 @@ from paceline.data.input_checks import InputChecks
 from paceline.errors import PromptError, UsageError
 from paceline.models import load_model
 from paceline.tasks import Translation
-from support.runs import bench_config, write_corpus
+from support.data import write_lines
+from support.runs import bench_config
 
 pytestmark = pytest.mark.slow
 
@@ -26,7 +27,7 @@ NESTED = {"prompt_field": "translation.de", "completion_field": "translation.en"
 
 @pytest.fixture(scope="module")
 def folder(folder: Path) -> Path:
-    write_corpus(folder / "rows.jsonl", ROWS)
+    write_lines(folder / "rows.jsonl", *ROWS)
     return folder
 
 

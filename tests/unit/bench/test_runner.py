@@ -23,7 +23,8 @@ from paceline.models.loading import load_tokenizer
 from paceline.records import RunDirectory
 from paceline.results.figures import FIGURES
 from paceline.results.row import Row, Source, write_rows
-from support.runs import QUESTIONS, bench_config, write_corpus
+from support.data import write_lines
+from support.runs import QUESTIONS, bench_config
 
 pytestmark = pytest.mark.slow
 
@@ -261,7 +262,7 @@ def test_a_model_that_was_trained_on_and_a_corpus_that_was_changed_are_others(
     os.utime(place / "draft" / "model.safetensors", ns=(1, 1))
     trained = bench_context(config)
     assert trained != first
-    write_corpus(place / "questions.jsonl", QUESTIONS[:8])
+    write_lines(place / "questions.jsonl", *QUESTIONS[:8])
     assert bench_context(config) != trained
 
 
@@ -342,7 +343,7 @@ def test_names_of_cells_tell_family_and_setting_apart():
 
 def test_benches_of_other_texts_do_not_share_examples(folder: Path, tmp_path: Path):
     for name in ("a", "b"):
-        write_corpus(tmp_path / f"{name}.jsonl", [{"prompt": "the cat", "completion": " ran"}] * 2)
+        write_lines(tmp_path / f"{name}.jsonl", *[{"prompt": "the cat", "completion": " ran"}] * 2)
     names, tokenizer = list[str](), load_tokenizer(folder / "target")
     for name, seed in (("a", 0), ("b", 0), ("a", 1), ("a", 0)):
         task = {"task": "pairs", "corpus": str(tmp_path / f"{name}.jsonl"), "metric": "rouge1"}
@@ -354,7 +355,7 @@ def test_benches_of_other_texts_do_not_share_examples(folder: Path, tmp_path: Pa
 
 
 def test_a_prompt_longer_than_the_context_is_one_line(folder: Path, tmp_path: Path):
-    write_corpus(tmp_path / "long.jsonl", [{"prompt": "the cat " * 60, "completion": " ran"}])
+    write_lines(tmp_path / "long.jsonl", {"prompt": "the cat " * 60, "completion": " ran"})
     task = {"task": "pairs", "corpus": str(tmp_path / "long.jsonl")}
     with pytest.raises(UsageError, match=r"has \d+ tokens.* 64"):
         bench(settings(folder, tmp_path / "run", task=task, num_examples=1))

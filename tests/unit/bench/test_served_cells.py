@@ -25,8 +25,9 @@ from paceline.engines.vllm_plugin import read_rule
 from paceline.errors import ConfigError, EngineError
 from paceline.models import load_model
 from paceline.results.row import Row
+from support.data import write_lines
 from support.engines import Answer, sampling_of, serving
-from support.runs import bench_config, write_corpus
+from support.runs import bench_config
 
 pytestmark = pytest.mark.slow
 
@@ -195,10 +196,10 @@ def test_a_server_that_does_not_start_fails_its_cell_alone(
 def test_another_served_model_is_another_bench(folder: Path, tmp_path: Path):
     engine = IN_VLLM["engine"] | {"target": str(tmp_path / "served")}
     (tmp_path / "served").mkdir()
-    write_corpus(tmp_path / "served" / "config.json", [{}])
+    write_lines(tmp_path / "served" / "config.json", {})
     config = settings(folder, tmp_path / "run", engine=engine)
     before = bench_context(config)
-    write_corpus(tmp_path / "served" / "config.json", [{"changed": 1}])
+    write_lines(tmp_path / "served" / "config.json", {"changed": 1})
     assert bench_context(config) != before
 
 

@@ -34,8 +34,8 @@ from paceline.models import load_model
 from paceline.records import RunDirectory
 from paceline.train.config import Checkpoints
 from paceline.view.tables import tuned_tables
+from support.data import write_lines
 from support.engines import step, write_costs
-from support.runs import write_corpus
 
 QUESTIONS = [
     f"the {a} sat near the {b}" for a in ("cat", "hen", "man", "ant") for b in ("inn", "tin", "pan")
@@ -53,7 +53,7 @@ def folder(folder: Path) -> Path:
         {"prompt": text, "completion": "good " + target.tokenizer.decode(answer.tokens)}
         for text, answer in zip(QUESTIONS, answers, strict=True)
     ]
-    write_corpus(folder / "questions.jsonl", pairs)
+    write_lines(folder / "questions.jsonl", *pairs)
     return folder
 
 
@@ -148,22 +148,20 @@ def test_what_is_printed_of_settings_follows_from_the_rows_in_the_json(tuned: Tu
         assert limit is None or any(f"{limit:.3f}" in line for line in own)
 
 
-def test_too_few_examples_of_the_task_are_known_before_a_model_is_loaded(
+def test_too_few_examples_of_the_task_are_known_before_a_model_is_loaded_and_in_a_dry_run(
     folder: Path, tmp_path: Path
 ):
-    nowhere = settings(folder, tmp_path, target="nowhere", quality_floor=0.9, num_confirmed=9)
-    with pytest.raises(UsageError, match="has 12 distinct examples, 13 were requested"):
-        tune(nowhere)
-
-
-def test_a_dry_run_asks_for_the_examples_to_choose_and_to_confirm(folder: Path, tmp_path: Path):
     few = settings(folder, tmp_path, quality_floor=0.9, num_confirmed=9)
-    with pytest.raises(UsageError, match="has 12 distinct examples, 13 were requested"):
-        few.check(InputChecks())
+    nowhere = few.model_copy(update={"target": "nowhere"})
     bench = few.model_dump(include={"target", "draft", "task"})
     skipping = BenchConfig(**bench, output=tmp_path / "bench", num_examples=6, skip_examples=7)
-    with pytest.raises(UsageError, match="has 12 distinct examples, 13 were requested"):
-        skipping.check(InputChecks())
+    for work in (
+        lambda: tune(nowhere),
+        lambda: few.check(InputChecks()),
+        lambda: skipping.check(InputChecks()),
+    ):
+        with pytest.raises(UsageError, match="has 12 distinct examples, 13 were requested"):
+            work()
 
 
 def test_a_candidate_that_fails_is_named_and_the_others_go_on(
@@ -266,7 +264,7 @@ def test_what_is_there_outlives_a_mistake(folder: Path, tmp_path: Path, tuned: T
 def test_a_part_of_nothing_is_no_bound(folder: Path, tmp_path: Path):
     """Where the target scores 0, one lucky answer is infinitely better."""
     rows = [{"prompt": text, "completion": "xyzzy"} for text in QUESTIONS]
-    corpus = write_corpus(tmp_path / "wrong.jsonl", rows)
+    corpus = write_lines(tmp_path / "wrong.jsonl", *rows)
     task = {"task": "pairs", "corpus": str(corpus), "metric": "rouge1"}
     with pytest.raises(PacelineError, match="the target itself scores 0") as raised:
         tune(settings(folder, tmp_path / "out", task=task, quality_floor=0.5))

@@ -212,17 +212,6 @@ def test_nla_has_a_slope_where_the_overlap_is_e_to_the_minus_200():
     assert vanished.grad.tolist() == [0, 0]
 
 
-@every
-def test_every_position_stands_for_itself(divergence: Divergence):
-    p, q = random_logits(2, 2, 3, 5, seed=8).log_softmax(-1)
-    together = divergence(p, q)
-    assert together.shape == (2, 3)
-    for row in range(2):
-        for column in range(3):
-            alone = divergence(p[row, column], q[row, column])
-            assert float(together[row, column]) == pytest.approx(float(alone), abs=1e-14)
-
-
 def test_mass_that_underflows_counts_for_nothing():
     target = torch.tensor([0.0, -120.0]).log_softmax(-1)
     assert float(forward_kl(target, torch.tensor([0.0, -torch.inf]))) == 0

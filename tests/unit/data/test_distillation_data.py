@@ -24,14 +24,8 @@ from paceline.environment import begin
 from paceline.errors import ConfigError, ContextLengthError, GenerationError, ModelLoadError
 from paceline.models import load_model
 from paceline.models.loading import load_tokenizer
-from support.data import WORDS, answers, generation
-from support.runs import write_corpus, write_pair
-
-
-@pytest.fixture(scope="module")
-def folder(folder: Path) -> Path:
-    write_corpus(folder / "prompts.jsonl", [{"prompt": f"the {word}"} for word in WORDS])
-    return folder
+from support.data import WORDS, answers, generation, write_lines
+from support.runs import write_pair
 
 
 def config(folder: Path, output: Path, **changes: Any) -> GenerateDataConfig:
@@ -172,12 +166,12 @@ def test_another_configuration_is_not_mixed_in(folder: Path, tmp_path: Path):
 def test_other_prompts_or_another_model_at_the_same_place_are_not_mixed_in(tmp_path: Path):
     folder = write_pair(tmp_path / "pair")
     rows = [{"prompt": f"the {word}"} for word in WORDS]
-    write_corpus(folder / "prompts.jsonl", rows[:6])
+    write_lines(folder / "prompts.jsonl", *rows[:6])
     generate_data(config(folder, tmp_path / "run"))
-    write_corpus(folder / "prompts.jsonl", rows)
+    write_lines(folder / "prompts.jsonl", *rows)
     with pytest.raises(ConfigError, match="with another plan: files have changed"):
         generate_data(config(folder, tmp_path / "run"), resume=True)
-    write_corpus(folder / "prompts.jsonl", rows[:6])
+    write_lines(folder / "prompts.jsonl", *rows[:6])
     generate_data(config(folder, tmp_path / "run"), resume=True)
     (folder / "draft").rename(folder / "gone")
     (folder / "target").rename(folder / "draft")

@@ -1,14 +1,13 @@
 from typing import Any
 
 import pytest
-import torch
 from tokenizers.normalizers import Replace
 
 from paceline.data.collate import TokenRow, batches_of_like_length, collate
 from paceline.data.examples import Lengths, build_examples
 from paceline.data.prompts import Record
 from paceline.errors import PromptError
-from support.models import tiny_model, tiny_tokenizer
+from support.models import tiny_tokenizer
 
 EOS = 1
 LIMITS = Lengths(prompt=3, completion=4)
@@ -106,18 +105,6 @@ def test_labels_masks_and_padding_of_an_example_made_by_hand():
     assert collate([TokenRow([1, 2, 3], 1), TokenRow([4, 5, 6], 2)]).attention_BT is None
 
 
-def test_every_label_is_the_token_that_a_shifted_loss_of_transformers_would_use():
-    model = tiny_model()
-    tokens = [5, 9, 3, 44, 7, 12]
-    row = collate([TokenRow(tokens, trained_from=3)])
-    ids = torch.tensor([tokens])
-    with torch.no_grad():
-        theirs = model.hf(ids, labels=torch.tensor([[-100] * 3 + tokens[3:]])).loss
-        logits_BTV = model.hf(row.tokens_BT).logits
-    ours = torch.nn.functional.cross_entropy(logits_BTV[row.mask_BT], row.labels_BT[row.mask_BT])
-    assert float(ours) == pytest.approx(float(theirs), abs=1e-6)
-
-
 def test_a_label_that_equals_the_padding_token_is_kept():
     # pad == eos in SmolLM2: a mask by token would drop the label that ends the text
     eos_and_padding = 0
@@ -126,16 +113,6 @@ def test_a_label_that_equals_the_padding_token_is_kept():
     )
     assert batch.mask_BT.sum(-1).tolist() == [2, 4]
     assert batch.labels_BT[batch.mask_BT].tolist() == [6, eos_and_padding, 6, 7, 8, eos_and_padding]
-
-
-def test_hidden_states_of_a_padded_row_are_those_of_the_row_alone():
-    model = tiny_model()
-    short, long = TokenRow([4, 5, 6], 1), TokenRow([9, 8, 7, 6, 5, 4, 3], 1)
-    both, alone = collate([long, short]), collate([short])
-    with torch.no_grad():
-        padded = model.hidden(both)[1, :2]
-        single = model.hidden(alone)[0]
-    torch.testing.assert_close(padded, single, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("tokens", "trained_from"), [([1], 1), ([1, 2], 0), ([1, 2], 2)])

@@ -25,7 +25,7 @@ from paceline.data.prompts import (
     stream_records,
 )
 from paceline.errors import ConfigError, PromptError
-from support.data import write_rows
+from support.data import write_lines
 from support.texts import CALL, TOOL
 
 USER = {"role": "user", "content": "hi"}
@@ -169,7 +169,7 @@ def test_rows_without_text_are_counted_in_training_text_and_refused_elsewhere(
     tmp_path: Path, row: dict[str, Any]
 ):
     rows = [row, {"text": "1"}, row, {"text": "2"}, {"text": "3"}]
-    path = write_rows(tmp_path / "a.jsonl", *rows)
+    path = write_lines(tmp_path / "a.jsonl", *rows)
     corpus = CorpusConfig(path=str(path))
     with pytest.raises(PromptError, match=r"a\.jsonl line 1 has"):
         read_records(corpus)
@@ -193,7 +193,7 @@ def test_a_directory_with_the_schema_of_a_hub_data_set_is_read_by_its_columns(
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets-cache")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_OFFLINE", True)
     rows = [{"translation": {"de": de, "en": en}} for de, en in (("Hallo", "Hello"), ("B", "A"))]
-    write_rows(tmp_path / "wmt" / "test.jsonl", *rows)
+    write_lines(tmp_path / "wmt" / "test.jsonl", *rows)
     columns = {"prompt_field": "translation.en", "completion_field": "translation.de"}
     corpus = CorpusConfig(path=str(tmp_path / "wmt"), split="test", **columns)
     found = [(record.text, record.completion) for record in read_records(corpus)]
@@ -208,7 +208,7 @@ def test_a_directory_with_the_schema_of_a_hub_data_set_is_read_by_its_columns(
 
 def test_columns_of_others_that_look_like_ours_are_left_alone(tmp_path: Path):
     row = {"prompt": "a", "completion": "b", "prompt_tokens": 3, "completion_tokens": 4}
-    path = write_rows(tmp_path / "api.jsonl", row | {"stop_reason": "end_turn"})
+    path = write_lines(tmp_path / "api.jsonl", row | {"stop_reason": "end_turn"})
     (record,) = read_records(path)
     assert (record.text, record.completion, record.open_ended) == ("a", "b", False)
 
@@ -225,7 +225,7 @@ ROWS = [
 def test_a_directory_has_the_rows_of_its_files_whatever_their_names(tmp_path: Path, names: str):
     """The datasets library takes names for splits, dates for datetimes and rows for one schema."""
     for name, rows in zip(names.split(), (ROWS, ROWS[1:3], ROWS[::-1]), strict=True):
-        write_rows(tmp_path / f"{name}.jsonl", *rows)
+        write_lines(tmp_path / f"{name}.jsonl", *rows)
     write(tmp_path / "README.md", "---\nconfigs:\n- config_name: a\n---\n")
     alone = [read_records(file) for file in sorted(tmp_path.glob("*.jsonl"))]
     assert read_records(tmp_path) == [record for records in alone for record in records]
@@ -268,7 +268,7 @@ def test_tokens_that_say_how_they_ended_are_as_they_are(tmp_path: Path):
     tokens = {"prompt_tokens": [3, 4], "completion_tokens": [5, 9]}
     text = {"prompt": "a", "completion": "b"}
     rows = [row | {"stop_reason": reason} for row in (tokens, text) for reason in ("eos", "length")]
-    path = write_rows(tmp_path / "a.jsonl", *rows)
+    path = write_lines(tmp_path / "a.jsonl", *rows)
     assert [record.open_ended for record in read_records(path)] == [True, True, False, True]
 
 
@@ -297,7 +297,7 @@ def test_the_data_files_of_a_directory_are_those_in_sight(tmp_path: Path):
 
 def test_calls_have_parsed_arguments_and_parts_are_texts(tmp_path: Path):
     row = {"messages": [{"role": "user", "content": ["a", {"type": "text", "text": "b"}]}, CALLED]}
-    user, called = read_records(write_rows(tmp_path / "a.jsonl", row))[0].messages
+    user, called = read_records(write_lines(tmp_path / "a.jsonl", row))[0].messages
     assert user["content"] == [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     assert called["content"] == ""
     function = {"name": "weather", "arguments": {"city": "Oslo"}}
@@ -310,7 +310,7 @@ def test_a_parquet_file_has_the_chats_that_json_lines_have(tmp_path: Path):
         {"messages": [USER, CALLED, {"role": "tool", "name": "weather", "content": "wet"}]},
         {"messages": [USER | {"content": "x"}, ANSWER], "tools": [TOOL], "id": "a"},
     ]
-    write_rows(tmp_path / "a.jsonl", *rows)
+    write_lines(tmp_path / "a.jsonl", *rows)
     parquet.write_table(
         pyarrow.Table.from_pylist([{"tools": None, "id": None} | r for r in rows]),
         tmp_path / "a.parquet",
@@ -344,12 +344,12 @@ def texts(folder: Path, split: str | None = None, **more: str) -> list[str]:
 
 def test_a_split_is_found_by_the_names_of_files(tmp_path: Path):
     for split in ("train", "test"):
-        write_rows(tmp_path / f"{split}-1.jsonl", {"text": split})
+        write_lines(tmp_path / f"{split}-1.jsonl", {"text": split})
     assert texts(tmp_path, "test") == ["test"]
     assert texts(tmp_path) == ["test", "train"]
     with pytest.raises(PromptError, match="Unknown split"):
         read_records(CorpusConfig(path=str(tmp_path), split="dev"))
-    write_rows(tmp_path / "main/train.jsonl", {"text": "main"})
+    write_lines(tmp_path / "main/train.jsonl", {"text": "main"})
     assert texts(tmp_path, subset="main") == ["main"], "a directory"
 
 
@@ -382,7 +382,7 @@ COLUMNS = [{"a": {"b": "one"}, "c": [1]}, {"a": {"b": "two"}, "c": None}]
 
 
 def test_named_columns_are_read_with_their_location(tmp_path: Path):
-    path = write_rows(tmp_path / "a.jsonl", *COLUMNS)
+    path = write_lines(tmp_path / "a.jsonl", *COLUMNS)
     assert list(read_columns(CorpusConfig(path=str(path)), ["a.b", "c"])) == [
         ({"a.b": "one", "c": [1]}, f"{path} line 1"),
         ({"a.b": "two", "c": None}, f"{path} line 2"),
@@ -405,14 +405,14 @@ def test_named_columns_are_read_with_their_location(tmp_path: Path):
     ],
 )
 def test_a_row_that_lacks_a_text_is_one_line(tmp_path: Path, row: Any, message: str):
-    corpus = CorpusConfig(path=str(write_rows(tmp_path / "a.jsonl", row)))
+    corpus = CorpusConfig(path=str(write_lines(tmp_path / "a.jsonl", row)))
     with pytest.raises(PromptError) as caught:
         list(read_columns(corpus, ["a.b"]))
     assert str(caught.value).endswith(message)
 
 
 def test_a_text_is_counted_without_keeping_it(tmp_path: Path):
-    path = write_rows(tmp_path / "a.jsonl", *[{"text": "x" * 50_000}] * 200)
+    path = write_lines(tmp_path / "a.jsonl", *[{"text": "x" * 50_000}] * 200)
     checks = InputChecks()
     tracemalloc.start()
     checks.text("data.train", str(path))

@@ -8,8 +8,8 @@ import pytest
 from paceline.config import validate
 from paceline.data.requests import GenerateDataConfig, Request, plan_shards
 from paceline.errors import ConfigError, PromptError
+from support.data import write_lines
 from support.models import tiny_tokenizer
-from support.runs import write_corpus
 from support.texts import CHAT_FAMILIES, TOOL, tokenizer_of
 
 _TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
@@ -17,7 +17,7 @@ _TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[as
 
 def planned(tmp_path: Path, rows: list[dict[str, Any]], **changes: Any) -> list[list[Request]]:
     """The requests of each shard."""
-    corpus = write_corpus(tmp_path / "prompts.jsonl", rows)
+    corpus = write_lines(tmp_path / "prompts.jsonl", *rows)
     values = {"target": "t", "output": str(tmp_path / "out"), "prompts": str(corpus)} | changes
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = _TEMPLATE
@@ -145,7 +145,7 @@ def test_a_text_that_is_asked_as_a_chat_has_the_tools_and_arguments_of_its_corpu
 ):
     tokenizer = tokenizer_of(next(each for each in CHAT_FAMILIES if each.name == "qwen3"))
     arguments = {"enable_thinking": False}
-    path = write_corpus(tmp_path / "prompts.jsonl", [{name: "yo"}])
+    path = write_lines(tmp_path / "prompts.jsonl", {name: "yo"})
     prompts = {"path": str(path), "tools": [TOOL], "chat_template_kwargs": arguments}
     values = {"target": "t", "output": str(tmp_path / "out"), "prompts": prompts, "chat": chat}
     (shard,) = plan_shards(validate(GenerateDataConfig, values | {"temperatures": [1]}), tokenizer)

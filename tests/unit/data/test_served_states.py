@@ -13,13 +13,11 @@ from safetensors.torch import save_file
 
 from paceline.data.distillation_data import generate_data
 from paceline.data.requests import GenerateDataConfig
-from paceline.engines import text_servers
 from paceline.errors import ConfigError, PacelineError, UsageError
 from paceline.models import load_model
-from support.data import WORDS, answers, generation
+from support.data import answers, generation
 from support.engines import Answer, Served, serving
 from support.models import tiny_hf
-from support.runs import write_corpus
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,9 +69,7 @@ class ServedStates(Served):
 
 
 @pytest.fixture
-def served(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ServedStates:
-    monkeypatch.setattr(text_servers, "_PAUSE_S", 0.05)
-    write_corpus(folder / "prompts.jsonl", [{"prompt": f"the {word}"} for word in WORDS])
+def served(folder: Path, tmp_path: Path) -> ServedStates:
     (tmp_path / "states").mkdir()
     return ServedStates(folder, tmp_path / "states")
 

@@ -21,24 +21,12 @@ from paceline.engines.contract import Request
 from paceline.engines.text_servers import TextServers
 from paceline.engines.texts import OpenAIWriter
 from paceline.errors import ConfigError, EngineError, PacelineError, SlowerWarning, UsageError
-from support.data import WORDS, answers, generation
+from support.data import answers, generation
 from support.engines import Answer, Served, serving, top_of
-from support.runs import write_corpus
 from support.texts import CHAT_FAMILIES, tokenizer_of
 
 KEY = "a-secret-key-1234"
 TOP = 3
-
-
-@pytest.fixture(scope="module")
-def folder(folder: Path) -> Path:
-    write_corpus(folder / "prompts.jsonl", [{"prompt": f"the {word}"} for word in WORDS])
-    return folder
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_servers, "_PAUSE_S", 0.05)
 
 
 def config(folder: Path, output: Path, url: Any, **changes: Any) -> GenerateDataConfig:

@@ -317,14 +317,6 @@ def test_in_a_mixture_too_every_text_is_used_so_often(done: int):
     assert texts(mixed(done)) == texts(found[done:])
 
 
-@pytest.mark.parametrize("done", [0, 1, 3, 4, 7])
-def test_a_source_that_is_restored_goes_on_with_the_same_text(done: int):
-    whole, resumed = rounds(), rounds()
-    expected = [whole.next_batch() for _ in range(10)][done:]
-    resumed.stream.num_drawn = 2 * done
-    assert texts([resumed.next_batch() for _ in range(10 - done)]) == texts(expected)
-
-
 def test_two_processes_write_what_one_writes():
     whole = rounds(batch_size=4)
     shards = [rounds(batch_size=4, shard=Shard(rank, 2)) for rank in range(2)]

@@ -13,7 +13,7 @@ from paceline.data.prompts import Record
 from paceline.data.tokens import asked, last_turn, truncated
 from paceline.errors import PromptError
 from paceline.models.token_text import following_tokens
-from support.data import write_rows
+from support.data import write_lines
 from support.models import tiny_tokenizer
 from support.texts import TOKENIZER_FAMILIES, wrapped
 
@@ -22,7 +22,7 @@ BOS, EOS = 0, 1
 
 def test_a_document_keeps_its_head_and_a_prompt_its_tail(tmp_path: Path, tokenizer: Any):
     rows = {"text": "abcdef"}, {"prompt": "abcdef"}, {"tokens": [7, 8]}
-    path = write_rows(tmp_path / "a.jsonl", *rows)
+    path = write_lines(tmp_path / "a.jsonl", *rows)
     with pytest.warns(UserWarning, match="1 of 3 prompts are longer than 4 tokens"):
         prompts = read_prompts(path, tokenizer, max_tokens=4)
     assert [tokenizer.decode(prompt) for prompt in prompts[:2]] == ["abcd", "cdef"]
@@ -30,7 +30,7 @@ def test_a_document_keeps_its_head_and_a_prompt_its_tail(tmp_path: Path, tokeniz
 
 
 def test_a_token_that_the_tokenizer_does_not_have_is_refused(tmp_path: Path, tokenizer: Any):
-    path = write_rows(tmp_path / "a.jsonl", {"tokens": [1, 266]})
+    path = write_lines(tmp_path / "a.jsonl", {"tokens": [1, 266]})
     with pytest.raises(PromptError, match="has the token 266, but the tokenizer's last is 265"):
         read_prompts(path, tokenizer)
 
@@ -38,14 +38,14 @@ def test_a_token_that_the_tokenizer_does_not_have_is_refused(tmp_path: Path, tok
 def test_given_tokens_may_be_any_of_a_vocabulary_with_gaps(tmp_path: Path):
     vocabulary = {"a": 0, "b": 1, "z": 9}
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(vocabulary)))
-    path = write_rows(tmp_path / "a.jsonl", {"tokens": [1, max(vocabulary.values())]})
+    path = write_lines(tmp_path / "a.jsonl", {"tokens": [1, max(vocabulary.values())]})
     assert read_prompts(path, tokenizer) == [[1, 9]]
 
 
 def test_given_tokens_are_taken_without_asking_for_the_vocabulary(
     tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ):
-    path = write_rows(tmp_path / "a.jsonl", *[{"tokens": [1, 265]}] * 3)
+    path = write_lines(tmp_path / "a.jsonl", *[{"tokens": [1, 265]}] * 3)
     # it takes 25 ms for 49,152 tokens, and a run reads thousands of texts
     monkeypatch.setattr(type(tokenizer), "get_vocab", lambda _: pytest.fail("asked"))
     assert read_prompts(path, tokenizer) == [[1, 265]] * 3
@@ -55,7 +55,7 @@ def test_a_template_that_rewrites_earlier_turns_still_gives_the_answer(tmp_path:
     chatty = tiny_tokenizer()
     chatty.chat_template = "{{ messages | length }}{{ messages[-1]['content'] }}"
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]
-    record = read_records(write_rows(tmp_path / "a.jsonl", {"messages": messages}))[0]
+    record = read_records(write_lines(tmp_path / "a.jsonl", {"messages": messages}))[0]
     prompt, completion, _ = last_turn(record, chatty)
     assert (chatty.decode(prompt), chatty.decode(completion)) == ("1hi", "yo")
 
@@ -86,7 +86,7 @@ def test_texts_are_asked_as_an_engine_would(tokenizer: Any, chat: bool | None, t
 def test_messages_without_a_template_or_against_it_are_refused(tmp_path: Path):
     chatty = tiny_tokenizer()
     record = read_records(
-        write_rows(tmp_path / "a.jsonl", {"messages": [{"role": "user", "content": "hi"}]})
+        write_lines(tmp_path / "a.jsonl", {"messages": [{"role": "user", "content": "hi"}]})
     )[0]
     with pytest.raises(PromptError, match="line 1 is a chat, but the tokenizer has no chat"):
         last_turn(record, chatty)
@@ -125,7 +125,7 @@ def with_bos(*, template: str | None = None) -> PreTrainedTokenizerFast:
 
 def test_a_prompt_that_is_cut_keeps_the_bos_that_its_tokenizer_adds(tmp_path: Path):
     tokenizer = with_bos()
-    path = write_rows(tmp_path / "a.jsonl", {"prompt": "abcdef"}, {"text": "abcdef"})
+    path = write_lines(tmp_path / "a.jsonl", {"prompt": "abcdef"}, {"text": "abcdef"})
     with pytest.warns(UserWarning, match=r"raise max_prompt_tokens .* \(the longest has 7\)"):
         prompts = read_prompts(path, tokenizer, max_tokens=3)
     assert [tokenizer.decode(prompt) for prompt in prompts] == ["<bos>ef", "<bos>ab"]
@@ -148,15 +148,15 @@ def test_a_chat_that_is_cut_keeps_the_bos_that_starts_the_text(
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = template
     messages = [{"role": "user", "content": text} for text in ("abc", "def")]
-    path = write_rows(tmp_path / "a.jsonl", {"messages": messages})
+    path = write_lines(tmp_path / "a.jsonl", {"messages": messages})
     assert tokenizer.decode(read_prompts(path, tokenizer, max_tokens=3)[0]) == cut
 
 
 def test_a_text_has_one_bos(tmp_path: Path):
     tokenizer = with_bos(template="{{ bos_token }}{{ messages[0].content }}")
     messages = [{"role": "user", "content": "hi"}]
-    path = write_rows(tmp_path / "a.jsonl", {"prompt": "<bos>hi"}, {"prompt": "hi"})
-    chat = write_rows(tmp_path / "b.jsonl", {"messages": messages})
+    path = write_lines(tmp_path / "a.jsonl", {"prompt": "<bos>hi"}, {"prompt": "hi"})
+    chat = write_lines(tmp_path / "b.jsonl", {"messages": messages})
     (prompt,) = read_prompts(chat, tokenizer)
     assert tokenizer.decode(prompt) == "<bos>hi"
     assert read_prompts(path, tokenizer) == [prompt, prompt]

@@ -218,11 +218,3 @@ def test_the_batch_goes_on_only_as_long_as_its_longest_row():
     for generation in found:
         assert generation.tokens.index(5) == len(generation.tokens) - 1
         assert generation.stop_reason == "eos"
-
-
-def test_streaming_gives_the_tokens_of_generate_one_at_a_time():
-    decoder = AutoregressiveDecoder(baseline(), SamplingParams(temperature=0.9))
-    blocks = list(decoder.stream([2, 1], 9, seed=4))
-    (generation,) = decoder.generate([[2, 1]], 9, seed=4)
-    assert [block.tokens for block in blocks] == [(token,) for token in generation.tokens]
-    assert [block.sources for block in blocks] == [("prefill",)] + [("bonus",)] * 8

@@ -15,7 +15,8 @@ from paceline.follow.judge import Judge
 from paceline.models import load_model, wrap_model
 from paceline.models.drafts.save import save_draft
 from paceline.results import FIGURES
-from support.runs import write_corpus, write_pair
+from support.data import write_lines
+from support.runs import write_pair
 
 GAMMA, NEW = 3, 12
 
@@ -24,7 +25,7 @@ GAMMA, NEW = 3, 12
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = write_pair(tmp_path_factory.mktemp("judged"))
     asked = [{"prompt": f"the {number} ran", "id": f"p{number}"} for number in range(12)]
-    write_corpus(folder / "prompts.jsonl", asked)
+    write_lines(folder / "prompts.jsonl", *asked)
     return folder
 
 

@@ -15,9 +15,10 @@ from paceline.follow import serving as serving_of
 from paceline.permissions import PROGRAMS, allow
 from paceline.results import Row
 from paceline.results.row import Source
+from support.data import write_lines
 from support.engines import serving
 from support.processes import run_command
-from support.runs import write_corpus, write_pair
+from support.runs import write_pair
 
 NEW, ANSWERS = 8, 40
 
@@ -25,7 +26,7 @@ NEW, ANSWERS = 8, 40
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     write_pair(tmp_path)
-    write_corpus(tmp_path / "log.jsonl", [{"prompt": f"the {n} ran"} for n in range(ANSWERS * 6)])
+    write_lines(tmp_path / "log.jsonl", *[{"prompt": f"the {n} ran"} for n in range(ANSWERS * 6)])
     return tmp_path
 
 
@@ -202,7 +203,7 @@ def test_a_restart_that_fails_is_one_line_and_the_same_command_continues(
 
 
 def test_a_round_begins_when_there_are_enough_requests(folder: Path):
-    write_corpus(folder / "log.jsonl", [{"prompt": f"the {n}"} for n in range(7)])
+    write_lines(folder / "log.jsonl", *[{"prompt": f"the {n}"} for n in range(7)])
     assert run(folder) == []
     assert (folder / "out/draft/model.safetensors").exists(), "there is a draft to serve"
     with (folder / "log.jsonl").open("a") as stream:
@@ -211,7 +212,7 @@ def test_a_round_begins_when_there_are_enough_requests(folder: Path):
 
 
 def test_a_log_of_which_little_can_be_asked_is_an_error(folder: Path):
-    write_corpus(folder / "log.jsonl", [{"question": f"the {n}"} for n in range(40)])
+    write_lines(folder / "log.jsonl", *[{"question": f"the {n}"} for n in range(40)])
     with pytest.raises(PromptError, match=r"40 requests of .*log.jsonl cannot be asked: .*log"):
         run(folder)
 

@@ -78,15 +78,6 @@ def test_old_texts_and_those_of_another_target_go(tmp_path: Path):
     assert held(store) == {f"5-{index}" for index in range(6)}
 
 
-def test_a_step_can_be_repeated(tmp_path: Path):
-    store = store_at(tmp_path, max_texts=4)
-    for number in (1, 2, 3):
-        add(store, number)
-    before = store.read(), held(store)
-    add(store, 3)
-    assert (store.read(), held(store)) == before
-
-
 def test_a_step_that_is_repeated_gives_the_same_bytes(tmp_path: Path):
     """A run of `align` that goes on compares them; files have more texts than are read at once."""
     store = store_at(tmp_path, max_texts=150)

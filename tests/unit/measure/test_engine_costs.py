@@ -20,7 +20,7 @@ from paceline.models.drafts.save import save_draft
 from paceline.progress import silent
 from paceline.results import FIGURES
 from support.configs import small
-from support.data import write_rows
+from support.data import write_lines
 from support.engines import costs_of, step, write_costs
 from support.results import example
 from support.results import row as cell_row
@@ -130,7 +130,7 @@ STEPS = (step(0, 0.010), step(1, 0.012), step(3, 0.015))
 
 
 def config(folder: Path, **changes: Any) -> MeasureConfig:
-    prompts = write_rows(folder / "prompts.jsonl", *({"prompt": f"Say {n}"} for n in range(12)))
+    prompts = write_lines(folder / "prompts.jsonl", *({"prompt": f"Say {n}"} for n in range(12)))
     if "costs" not in changes:
         changes["costs"] = str(write_costs(folder, *STEPS))
     sizes = {"num_prompts": 10, "max_new_tokens": 24, "max_prompt_tokens": None}

@@ -271,7 +271,7 @@ def test_a_target_whose_sessions_are_wrong_fails_although_it_agrees_with_itself(
 
 @pytest.mark.parametrize(
     ("kind", "penalty"),
-    [("mistral", 1.3), ("gpt2", 1.0), ("t5", 1.0), ("bart", 1.3)],
+    [("mistral", 1.3), ("gpt2", 1.0), ("t5", 1.0), ("bart", 1.3), ("qwen3_5_text", 1.0)],
 )
 def test_right_sessions_pass(kind: str, penalty: float):
     """n of at most 88 tokens in 4 cells; each fails once in 10,000 seeds."""

@@ -33,20 +33,6 @@ def _measured(prompts=PROMPTS, **changes):
     return measure_models(target, draft, prompts, _config(**changes))
 
 
-def test_scores_of_a_text_are_those_computed_token_by_token():
-    target, draft = TableModel.random(6, 2, seed=1), TableModel.random(6, 2, seed=2)
-    prompt, completion = [1, 2], [3, 0, 5]
-    scores = score_texts(PairTexts(target, draft, [prompt], [completion], SamplingParams()))
-    for position, token in enumerate(completion):
-        context = prompt + completion[:position]
-        p, q = target.log_probs(context).exp(), draft.log_probs(context).exp()
-        assert scores.acceptance_BT[0, position] == pytest.approx(float(torch.minimum(p, q).sum()))
-        survival = min(1.0, float(q[token] / p[token]))
-        assert scores.survival_BT[0, position] == pytest.approx(survival)
-        assert scores.greedy_draft_BT[0, position] == pytest.approx(float(p[q.argmax()]))
-        assert bool(scores.agreement_BT[0, position]) == bool(p.argmax() == q.argmax())
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("temperature", "top_k", "top_p", "penalty"),
@@ -320,19 +306,6 @@ def test_texts_that_fit_are_scored_beside_one_that_is_longer():
                 assert found is wanted
                 continue
             assert torch.equal(found[row, : len(completion)], wanted[0])
-
-
-def test_texts_end_where_the_context_of_the_draft_does():
-    target = TableModel.random(6, 1, seed=1, max_length=40)
-    draft = TableModel.random(6, 1, seed=2, max_length=20)
-    prompts = [[1] * 15, [2, 3, 4]]
-    found = measure_models(target, draft, prompts, _config(timed_prompts=0, max_new_tokens=20))
-    assert found.texts.sums["tokens"] == (5, 17)
-    texts = [one.tokens for one in AutoregressiveDecoder(target).generate(prompts, 20)]
-    cut = [text[:count] for text, count in zip(texts, (5, 17), strict=True)]
-    scored = score_texts(PairTexts(target, draft, prompts, cut, SamplingParams()))
-    accepted = scored.acceptance_BT.sum(-1).tolist()
-    assert found.texts.sums["acceptance"] == pytest.approx(accepted)
 
 
 @pytest.mark.parametrize("size", [3, 14, 17, 19])

@@ -24,7 +24,7 @@ from paceline.measure.perplexity import (
 from paceline.models import load_model
 from support.checkpoints import edit
 from support.configs import small
-from support.data import write_rows
+from support.data import write_lines
 from support.fakes import TableModel
 from support.models import tiny_hf, tiny_model
 
@@ -62,7 +62,7 @@ def test_a_transformer_is_scored_as_by_a_float64_loop():
 
 @pytest.mark.slow
 def test_figures_of_a_corpus_follow_from_its_counts(folder: Path, tmp_path: Path):
-    corpus = write_rows(tmp_path / "a.jsonl", *({"text": text} for text in TEXTS))
+    corpus = write_lines(tmp_path / "a.jsonl", *({"text": text} for text in TEXTS))
     found = perplexity(small("perplexity", folder, tmp_path, text=str(corpus), **CPU))
     model = load_model(folder / "target", "float32", "cpu")
     assert model.tokenizer is not None
@@ -84,7 +84,7 @@ def test_tokens_that_the_model_may_not_write_have_the_probability_of_its_softmax
     hf: Any = AutoModelForCausalLM.from_pretrained(model_directory, dtype=torch.float64)
     tokens = [5, 9, 7, 9, 8]
     edit(model_directory / "generation_config.json", suppress_tokens=[9], bad_words_ids=[[7]])
-    text = write_rows(tmp_path / "a.jsonl", {"tokens": tokens})
+    text = write_lines(tmp_path / "a.jsonl", {"tokens": tokens})
     config = small("perplexity", tmp_path, tmp_path, model=str(model_directory), text=str(text))
     with torch.inference_mode():
         scores_TV = hf(torch.tensor([tokens[:-1]])).logits[0].log_softmax(-1)
@@ -97,18 +97,18 @@ def test_bytes_are_those_of_all_tokens_but_the_first(folder: Path, tmp_path: Pat
     tokenizer: Any = load_model(folder / "target", "float32", "cpu").tokenizer
     text = "the cät sat"
     (tokens,) = read_documents(
-        CorpusConfig(path=str(write_rows(tmp_path / "a.jsonl", {"text": text}))), tokenizer
+        CorpusConfig(path=str(write_lines(tmp_path / "a.jsonl", {"text": text}))), tokenizer
     )
     first = tokenizer.decode(tokens[:1], skip_special_tokens=True)
     assert num_bytes_of(tokens, tokenizer) == len(text.encode()) - len(first.encode())
     pair = CorpusConfig(
-        path=str(write_rows(tmp_path / "b.jsonl", {"prompt": "the cät", "completion": " sat"}))
+        path=str(write_lines(tmp_path / "b.jsonl", {"prompt": "the cät", "completion": " sat"}))
     )
     assert read_documents(pair, tokenizer) == [tokens]
 
 
 def test_text_without_a_token_to_predict_is_one_line(folder: Path, tmp_path: Path):
-    corpus = write_rows(tmp_path / "a.jsonl", {"tokens": [5]})
+    corpus = write_lines(tmp_path / "a.jsonl", {"tokens": [5]})
     with pytest.raises(PromptError, match=r"a\.jsonl has no document of two tokens or more"):
         perplexity(small("perplexity", folder, tmp_path, text=str(corpus), **CPU))
 

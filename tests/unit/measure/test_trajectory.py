@@ -26,8 +26,9 @@ from paceline.results.row import Row
 from paceline.tasks import build_task
 from paceline.train import align
 from support.configs import small
+from support.data import write_lines
 from support.models import tiny_hf, tiny_pair
-from support.runs import align_config, write_corpus
+from support.runs import align_config
 
 
 @pytest.fixture(scope="module")
@@ -219,7 +220,7 @@ def test_samplings_that_differ_have_texts_of_their_own(folder: Path, tmp_path: P
 
 def test_own_answers_of_drafts_are_scored_on_the_examples_of_a_task(folder: Path, tmp_path: Path):
     rows = [{"prompt": f"number {n}", "completion": f"{n} and {n + 1}"} for n in range(9)]
-    corpus = write_corpus(tmp_path / "questions.jsonl", rows)
+    corpus = write_lines(tmp_path / "questions.jsonl", *rows)
     task = {"task": "pairs", "corpus": str(corpus), "metric": "rouge1"}
     made = config(
         folder,

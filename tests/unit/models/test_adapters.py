@@ -15,7 +15,7 @@ from paceline.models.inspection import inspect_model
 from paceline.models.loading import fingerprint, load_tokenizer
 from paceline.places import TEMPLATES
 from support.checkpoints import edit, fails
-from support.models import LLAMA_LIKE, tiny_hf, tiny_tokenizer
+from support.models import LLAMA_LIKE, save_tiny, tiny_hf, tiny_tokenizer
 
 TEXT = torch.tensor([[5, 6, 7, 8, 9]])
 pytestmark = [  # what peft says when it makes adapters
@@ -47,13 +47,6 @@ def trained(hf: Any, settings: Any) -> tuple[Any, torch.Tensor]:
     return model, logits(model)
 
 
-def base(folder: Path, **options: Any) -> Any:
-    hf = tiny_hf("llama", vocab_size=266, **options)
-    hf.save_pretrained(folder)
-    tiny_tokenizer().save_pretrained(folder)
-    return hf
-
-
 def kinds() -> dict[str, Any]:
     peft = pytest.importorskip("peft")
     both = {"target_modules": ["q_proj", "down_proj"], "r": 4, "lora_alpha": 8}
@@ -80,7 +73,7 @@ KINDS = ("LoRA", "rank-stabilised LoRA", "DoRA", *OF_ENDS, "IA3", "LoHa")
 
 @pytest.mark.parametrize(("kind", "tied"), [*product(KINDS, [False]), *product(OF_ENDS, [True])])
 def test_logits_are_those_of_peft(tmp_path: Path, kind: str, *, tied: bool):
-    hf = base(tmp_path / "base", tie_word_embeddings=tied)
+    hf = save_tiny(tmp_path / "base", tie_word_embeddings=tied)
     plain = logits(hf)
     model, wanted = trained(hf, kinds()[kind])
     assert float((wanted - plain).abs().max()) > 0.1
@@ -117,7 +110,7 @@ def lora(folder: Path, target: str, **changes: Any) -> Path:
 
 
 def test_what_cannot_be_merged_is_one_line(tmp_path: Path):
-    base(tmp_path / "base")
+    save_tiny(tmp_path / "base")
     good = str(tmp_path / "base")
     fails(lora(tmp_path / "a", "nobody/nothing"), "cannot be read")
     fails(lora(tmp_path / "b", str(lora(tmp_path / "other", good))), "an adapter of another")
@@ -136,7 +129,7 @@ def test_what_cannot_be_merged_is_one_line(tmp_path: Path):
 
 
 def test_an_adapter_is_merged_once_and_again_if_it_changes(tmp_path: Path):
-    base(tmp_path / "base")
+    save_tiny(tmp_path / "base")
     folder = lora(tmp_path / "a", str(tmp_path / "base"))
     first = fingerprint(folder)
     (merged,) = (tmp_path / "cache" / "merged").glob("a-*[0-9a-f]")
@@ -157,7 +150,7 @@ def test_an_adapter_without_peft_is_refused_by_name(
 
 def test_an_adapter_with_added_tokens_is_to_be_merged_by_its_user(tmp_path: Path):
     peft = pytest.importorskip("peft")
-    base(tmp_path / "base")
+    save_tiny(tmp_path / "base")
     hf: Any = LlamaForCausalLM.from_pretrained(tmp_path / "base")
     hf.resize_token_embeddings(270, mean_resizing=False)
     model, _ = trained(hf, peft.LoraConfig(target_modules=["q_proj"], r=4))
@@ -167,7 +160,7 @@ def test_an_adapter_with_added_tokens_is_to_be_merged_by_its_user(tmp_path: Path
 
 def test_a_tokenizer_is_that_of_the_adapter_or_that_of_the_base(tmp_path: Path):
     """Not the template, special tokens or added tokens of one with the vocabulary of the other."""
-    base(tmp_path / "base")
+    save_tiny(tmp_path / "base")
     (tmp_path / "base" / "chat_template.jinja").write_text("BASE")
     (tmp_path / "base" / TEMPLATES).mkdir()
     (tmp_path / "base" / TEMPLATES / "tool_use.jinja").write_text("TOOLS")

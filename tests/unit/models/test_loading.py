@@ -21,7 +21,7 @@ from paceline.models.loading import fingerprint, load_tokenizer
 from paceline.models.precision import choose_precision
 from paceline.train import align
 from support.checkpoints import edit, fails
-from support.models import tiny_hf, tiny_tokenizer
+from support.models import save_tiny, tiny_hf
 from support.runs import align_config, write_pair
 
 
@@ -143,10 +143,7 @@ def test_a_name_of_nothing_says_what_to_name():
 
 @pytest.mark.parametrize("architecture", ["t5_v1_1", "marian"])
 def test_an_encoder_decoder_comes_back_from_its_directory(tmp_path: Path, architecture: str):
-    tokenizer = tiny_tokenizer()
-    hf = tiny_hf(architecture, vocab_size=len(tokenizer))
-    hf.save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
+    hf = save_tiny(tmp_path, architecture)
     model = load_model(tmp_path, dtype="float32", device="cpu")
     assert model.decoder_prompt == (2,)
     batch = model.trial_batch([5, 6], source=[7, 8, 9])

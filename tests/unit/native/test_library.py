@@ -22,8 +22,6 @@ from paceline.processor import level
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 
-PLANTED = "#include <stdio.h>\n__attribute__((constructor)) void f(void) {{ fopen({}, {}); }}"
-
 
 @cache
 def library_of(source: str) -> bytes:

@@ -171,11 +171,6 @@ def test_a_problem_without_a_part_is_one_line(tmp_path: Path, change: dict[str, 
     assert str(caught.value).endswith(f"a.jsonl {message}")
 
 
-def test_without_training_problems_there_is_nothing_to_train_on():
-    with pytest.raises(UsageError, match="has no training problems"):
-        Code().examples("train", 1)
-
-
 @pytest.mark.parametrize("chat", [False, True])
 @pytest.mark.parametrize(
     ("before", "function", "entry_point"),

@@ -12,9 +12,8 @@ from rouge_score.rouge_scorer import RougeScorer
 from scipy import stats
 
 from paceline.data import CorpusConfig
-from paceline.errors import ConfigError, PromptError, UsageError
+from paceline.errors import PromptError, UsageError
 from paceline.tasks import Questions, Summarization, Translation, build_task, scoring
-from paceline.tasks.row_task import exact_match, f1, normalised
 from paceline.tasks.scoring import Metric, mean_score, metric_versions, score_sum, score_text
 from support.tasks import corpus, example
 
@@ -76,26 +75,6 @@ def test_a_question_scores_its_best_match_and_the_corpus_as_squads_script():
     answers = [answer for _, answer in CASES]
     found = Questions(corpus=UNREAD).corpus_scores([example(*r) for r, _ in CASES], answers)
     assert values(found) == {name: 100.0 * total / len(CASES) for name, total in sums.items()}
-
-
-@pytest.mark.parametrize(
-    ("text", "bare"),
-    [
-        ("The  Cat, an animal.", "cat animal"),
-        ("A-B", "ab"),
-        ("another theatre", "another theatre"),
-        ("the", ""),
-        ("it's a.m.", "its am"),
-    ],
-)
-def test_case_punctuation_articles_and_spaces_do_not_count(text: str, bare: str):
-    assert normalised(text) == bare
-
-
-def test_f1_by_hand():
-    """One of two words given, one of three wanted: precision 1/2, recall 1/3."""
-    assert f1("red green blue", "red yellow") == pytest.approx(2 / 5)
-    assert exact_match("red green blue", "red yellow") == 0.0
 
 
 def test_rows_of_squad_have_a_context_and_a_list_of_answers(tmp_path: Path):
@@ -224,19 +203,6 @@ def test_signatures_are_those_of_sacrebleus_command_line(tmp_path: Path):
     assert found["chrf"] == f"nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no|version:{version}"
     assert set(found) == {"bleu", "chrf", "sacrebleu", "task_version", "corpus"}
     assert found["sacrebleu"] == version
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"metric": "rougeL"}, ["metric", "chrf"]),
-        ({"tokenize": "words"}, ["tokenize", "13a"]),
-    ],
-)
-def test_a_wrong_setting_is_named(settings: dict[str, Any], words: list[str]):
-    with pytest.raises(ConfigError) as caught:
-        build_task({"task": "translation", "corpus": "a.jsonl", **settings})
-    assert [word for word in words if word not in str(caught.value)] == []
 
 
 @pytest.fixture

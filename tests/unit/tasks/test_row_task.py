@@ -172,13 +172,6 @@ def test_settings_that_do_not_fit_together_are_one_line(
     assert message in str(caught.value)
 
 
-def test_without_a_training_corpus_there_is_nothing_to_train_on(test_rows: CorpusConfig):
-    with pytest.raises(UsageError, match=r"^no training text besides .*; name a train_corpus$"):
-        Translation(corpus=test_rows).examples("train", 1)
-    with pytest.raises(UsageError, match="name a train_corpus"):
-        Translation(corpus=test_rows, num_shots=2).examples("test", 1)
-
-
 def test_versions_follow_the_task_and_what_is_in_its_data(
     test_rows: CorpusConfig, training_rows: CorpusConfig, monkeypatch: pytest.MonkeyPatch
 ):

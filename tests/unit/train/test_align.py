@@ -17,7 +17,6 @@ from paceline.core.rules import Opt
 from paceline.errors import (
     ConfigError,
     ContextLengthError,
-    ModelLoadError,
     PromptError,
     TrainingError,
     UsageError,
@@ -41,9 +40,10 @@ from paceline.train.objectives import (
     token_losses,
 )
 from paceline.train.step import Stepper
+from support.data import write_lines
 from support.devices import NamedDevices, device_of, halves, spread
 from support.models import limit_vocabulary
-from support.runs import align_config, held_out, losses, write_corpus, write_pair
+from support.runs import align_config, held_out, losses, write_pair
 
 STEADY = {"kind": "adamw", "warmup_fraction": 0, "schedule": {"kind": "constant"}}
 
@@ -166,7 +166,7 @@ def test_the_embedding_of_a_token_that_is_also_the_padding_is_trained_where_it_i
     """SmolLM2 pads with the token that ends a text. Against autograd without a padding row."""
     folder = write_pair(tmp_path, pad_token_id=1, tie_word_embeddings=tied)
     rows = [{"prompt_tokens": [5, 1, 6, 7], "completion_tokens": [8, 9]}]
-    data = {"train": str(write_corpus(tmp_path / "pairs.jsonl", rows))}
+    data = {"train": str(write_lines(tmp_path / "pairs.jsonl", *rows))}
     update = Stepper._update
 
     grads: list[torch.Tensor] = []
@@ -292,25 +292,11 @@ def test_bfloat16_autocast_trains_towards_the_same_loss(folder: Path, tmp_path: 
     [
         ({"freeze_layers": 2}, UsageError, "freeze_layers is 2, but the draft has 2 layers"),
         ({"max_completion_tokens": 60}, ContextLengthError, "is 65, but the target's context"),
-        ({"target": "no/such/place/at/all"}, ModelLoadError, "no/such/place/at/all"),
-        (
-            {"data": {"train": "missing.jsonl"}},
-            PromptError,
-            "no file or directory at missing",
-        ),
-        (
-            {"draft_fraction": 0.0, "fixed_fraction": 0.5, "data": "prompts"},
-            PromptError,
-            "line 1 has a pro",
-        ),
     ],
 )
 def test_what_cannot_be_used_is_one_line(
     folder: Path, tmp_path: Path, changes: dict[str, Any], error: type[Exception], complaint: str
 ):
-    if changes.get("data") == "prompts":
-        path = write_corpus(tmp_path / "prompts.jsonl", [{"prompt": "a"}])
-        changes = changes | {"data": {"train": str(path)}}
     with pytest.raises(error, match=complaint):
         align(align_config(folder, tmp_path / "run", **changes))
 
@@ -356,7 +342,7 @@ def test_a_resumed_run_draws_what_it_would_have_drawn(folder: Path, tmp_path: Pa
 
 
 def test_pretraining_text_makes_up_its_part_of_every_step(folder: Path, tmp_path: Path):
-    known = write_corpus(tmp_path / "known.jsonl", [{"text": "a b c d e f g h " * 20}])
+    known = write_lines(tmp_path / "known.jsonl", {"text": "a b c d e f g h " * 20})
     corpus = str(folder / "corpus.jsonl")
     data = {"train": corpus, "pretraining": str(known), "pretraining_fraction": 0.25}
     changes = {"data": data, "num_steps": 3, "draft_fraction": 0.0, "fixed_fraction": 0.0}
@@ -455,11 +441,8 @@ BLOCKS = {"num_tokens": 4}
     ("changes", "complaint"),
     [
         ({"objective": {"kind": "jsd", "beta": 0}}, "use forward_kl or reverse_kl"),
-        ({"objective": []}, "objective"),
         ({"objective": "kl"}, "forward_kl"),
         ({"recipe": ["gkd"]}, "recipe"),
-        ({"chunk_tokens": 0}, "chunk_tokens"),
-        ({"chunk_tokens": "many"}, "chunk_tokens"),
         ({"num_steps": None}, "set num_steps or max_seconds"),
         (
             {"batch_size": 6, "gradient_accumulation_steps": 4},

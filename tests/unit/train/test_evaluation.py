@@ -18,8 +18,9 @@ from paceline.train import align
 from paceline.train.align import records_of
 from paceline.train.config import Evaluation
 from paceline.train.evaluation import AgreementEvaluator, held_out_text
+from support.data import write_lines
 from support.models import tiny_pair
-from support.runs import align_config, losses, write_corpus
+from support.runs import align_config, losses
 
 Pair = tuple[CausalModel, CausalModel]
 ROWS = [
@@ -156,7 +157,7 @@ TEXTS = [f"the {word} sat there" for word in ("cat", "hen", "man", "hat", "pan",
 
 @pytest.fixture(scope="module")
 def folder(folder: Path) -> Path:
-    write_corpus(folder / "corpus.jsonl", [{"text": text} for text in [*TEXTS, *TEXTS]])
+    write_lines(folder / "corpus.jsonl", *[{"text": text} for text in [*TEXTS, *TEXTS]])
     return folder
 
 
@@ -197,7 +198,7 @@ def test_no_other_answer_to_a_prompt_that_is_held_out_is_trained_on(
                 "tokens": exact | {"stop_reason": "eos"},
             }
             rows.append(forms[kind] | {"id": f"{text}/{answer}"})
-    write_corpus(folder / f"{kind}s.jsonl", rows)
+    write_lines(folder / f"{kind}s.jsonl", *rows)
 
     def prompt_of(record: Record) -> str:
         return str(record.id).partition("/")[0]
@@ -228,7 +229,7 @@ def test_a_run_without_held_out_prompts_is_judged_by_its_own_text(folder: Path, 
 def test_only_prompts_that_are_evaluated_are_tokenised(folder: Path, tmp_path: Path):
     """A warning, which is an error here, would count those that are too long."""
     rows = [{"prompt": text} for text in ("a", "the", *TEXTS)]
-    path = write_corpus(tmp_path / "prompts.jsonl", rows)
+    path = write_lines(tmp_path / "prompts.jsonl", *rows)
     data = {"train": str(folder / "corpus.jsonl"), "held_out": str(path)}
     small = {"num_prompts": 2, "max_prompt_tokens": 4, "max_new_tokens": 6, "gamma": 2}
     run = align(align_config(folder, tmp_path / "run", data=data, evaluation=small, num_steps=1))

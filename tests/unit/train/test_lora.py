@@ -11,7 +11,7 @@ from paceline.errors import ConfigError, UsageError
 from paceline.models import load_model
 from paceline.train import align
 from paceline.train.loop import TrainingLoop
-from support.models import tiny_hf, tiny_tokenizer
+from support.models import save_tiny
 from support.runs import align_config, held_out, losses
 
 LORA = {"rank": 3, "alpha": 7.0}
@@ -47,9 +47,7 @@ def test_peft_merges_the_adapter_to_the_same_draft(
 ):
     pytest.importorskip("peft")
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
-    tokenizer = tiny_tokenizer()
-    tiny_hf(kind, seed=3, vocab_size=len(tokenizer)).save_pretrained(tmp_path / "draft")
-    tokenizer.save_pretrained(tmp_path / "draft")
+    save_tiny(tmp_path / "draft", kind, seed=3)
     draft = str(tmp_path / "draft")
     made = align(align_config(folder, tmp_path / "run", lora=LORA, draft=draft, num_steps=4))
     ours, theirs = weights(made / "draft"), weights(made / "adapter")
@@ -79,11 +77,8 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_stopped(folder: Path, tmp_path: 
 def test_what_takes_no_adapter_is_refused_in_one_line(folder: Path, tmp_path: Path):
     with pytest.raises(ConfigError, match="lora trains no weight of the draft; unset freeze_"):
         align_config(folder, tmp_path / "run", lora=LORA, freeze_layers=1)
-    tokenizer = tiny_tokenizer()
     for name, seed in (("target", 0), ("draft", 1)):
-        hf = tiny_hf("t5", seed=seed, vocab_size=len(tokenizer))
-        hf.save_pretrained(tmp_path / name)
-        tokenizer.save_pretrained(tmp_path / name)
+        save_tiny(tmp_path / name, "t5", seed=seed)
     places = {name: str(tmp_path / name) for name in ("target", "draft")}
     with pytest.raises(UsageError, match="adapters of encoder-decoders are not trained"):
         align(align_config(folder, tmp_path / "run", lora=LORA, **places))

@@ -11,7 +11,8 @@ from paceline.models import load_model
 from paceline.models.contract import Texts
 from paceline.records import read_jsonl
 from paceline.train import align
-from support.runs import align_config, losses, write_corpus
+from support.data import write_lines
+from support.runs import align_config, losses
 
 PROMPT = [5, 6, 7]
 # completions, and the recorded probabilities of two tokens before each of their tokens
@@ -24,8 +25,8 @@ ROWS: list[tuple[list[int], list[dict[int, float]]]] = [
 
 @pytest.fixture(scope="module")
 def folder(folder: Path) -> Path:
-    write_corpus(folder / "rows.jsonl", [record(*row) for row in ROWS])
-    write_corpus(folder / "empty.jsonl", [record(*ROWS[1])])
+    write_lines(folder / "rows.jsonl", *[record(*row) for row in ROWS])
+    write_lines(folder / "empty.jsonl", record(*ROWS[1]))
     return folder
 
 
@@ -108,9 +109,9 @@ def test_positions_without_scores_change_no_gradient(folder: Path, tmp_path: Pat
     """Training on the rows is training on their scored beginnings alone."""
     kept = [ROWS[0], ROWS[2]]
     beginnings = [(row[:1], scores[:1]) for row, scores in kept]
-    write_corpus(folder / "beginnings.jsonl", [record(*row) for row in beginnings])
+    write_lines(folder / "beginnings.jsonl", *[record(*row) for row in beginnings])
     longer = [(row, scores[:1] + [{}] * (len(row) - 1)) for row, scores in kept]
-    write_corpus(folder / "longer.jsonl", [record(*row) for row in [*longer, ROWS[1]]])
+    write_lines(folder / "longer.jsonl", *[record(*row) for row in [*longer, ROWS[1]]])
     common: dict[str, Any] = {"mean": mean, "num_steps": 6}
     wanted = losses(align(settings(folder, tmp_path / "a", "beginnings", batch_size=2, **common)))
     found = losses(align(settings(folder, tmp_path / "b", "longer", batch_size=3, **common)))

@@ -29,8 +29,9 @@ from paceline.train import PretrainConfig, align, pretrain
 from paceline.train.config import AlignData
 from paceline.train.initial_draft import DraftConfig, check_place, make_draft
 from support.configs import small
+from support.data import write_lines
 from support.models import tiny_hf
-from support.runs import align_config, losses, write_corpus, write_pair
+from support.runs import align_config, losses, write_pair
 
 TEXTS = [f"{a} plus {b} makes {a + b}." for a in range(6) for b in range(6)]
 STEADY: dict[str, Any] = {"kind": "adamw", "learning_rate": 1e-2}
@@ -38,7 +39,7 @@ SHAPE = {"hidden_size": 16, "num_layers": 2, "num_heads": 2, "max_length": 32}
 
 
 def corpus(folder: Path, rows: list[dict[str, Any]], name: str = "corpus.jsonl") -> str:
-    return str(write_corpus(folder / name, rows))
+    return str(write_lines(folder / name, *rows))
 
 
 def settings(folder: Path, output: Path, **changes: Any) -> PretrainConfig:
@@ -232,7 +233,7 @@ _PAIRS = [{"prompt": "the rain", "completion": f"an inn and {word}"} for word in
 def test_a_label_that_the_model_may_not_emit_is_trained_as_before(tmp_path: Path, command: str):
     """Its logit is -1e4 elsewhere: the loss would be 1e4, and would never fall."""
     folder = write_pair(tmp_path / "pair", architecture="t5_v1_1")
-    write_corpus(folder / "corpus.jsonl", _PAIRS * 4)
+    write_lines(folder / "corpus.jsonl", *(_PAIRS * 4))
     text = str(folder / "corpus.jsonl")
     changes = {"model": str(folder / "draft"), "data": {"train": text, "held_out": text}}
 

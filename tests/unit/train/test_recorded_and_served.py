@@ -16,9 +16,9 @@ from paceline.models import load_model
 from paceline.models.contract import Texts
 from paceline.models.loading import load_head
 from paceline.train import align
-from support.data import WORDS, answers, generation
+from support.data import WORDS, answers, generation, write_lines
 from support.engines import Served, serving
-from support.runs import align_config, losses, write_corpus, write_pair
+from support.runs import align_config, losses, write_pair
 
 pytestmark = pytest.mark.slow
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A pair, `records` of its target, and `head`: the target's files without its layers."""
     folder = write_pair(tmp_path_factory.mktemp("pair"), architecture=request.param)
-    write_corpus(folder / "prompts.jsonl", [{"prompt": f"the {word}"} for word in WORDS[:8]])
+    write_lines(folder / "prompts.jsonl", *[{"prompt": f"the {word}"} for word in WORDS[:8]])
     writer = {"kind": "model", "hidden_states": True, "top_logprobs": 2}
     settings = {"writer": writer, "temperatures": [1], "num_per_prompt": 1, "dtype": "float32"}
     generate_data(generation(folder, folder / "records", **settings))
@@ -127,7 +127,7 @@ def test_what_needs_the_whole_target_is_one_line(folder: Path, tmp_path: Path):
 @pytest.mark.parametrize("kind", ["vllm", "llama.cpp"])
 def test_text_of_a_server_trains_as_with_the_target_itself(tmp_path: Path, kind: str):
     place = write_pair(tmp_path / "pair")
-    write_corpus(place / "prompts.jsonl", [{"prompt": f"the {word}"} for word in WORDS[:8]])
+    write_lines(place / "prompts.jsonl", *[{"prompt": f"the {word}"} for word in WORDS[:8]])
     served = Served(place, kind=kind)
     with serving(served.routes) as url:
         writer = {"kind": "openai", "url": url, "top_logprobs": served.model.vocab_size}

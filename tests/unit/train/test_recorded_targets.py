@@ -11,12 +11,12 @@ import torch
 from paceline.data.prompts import read_records
 from paceline.errors import ConfigError, PromptError, UsageError, VocabularyMismatchError
 from paceline.models import load_model
-from paceline.models.contract import Texts
 from paceline.models.drafts.save import save_draft
 from paceline.train import align
-from support.data import WORDS
+from support.data import WORDS, write_lines
+from support.engines import top_of
 from support.models import limit_vocabulary, tiny_model
-from support.runs import align_config, losses, write_corpus
+from support.runs import align_config, losses
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def folder(folder: Path) -> Path:
             prompt = tokenizer(f"the {word}")["input_ids"]
             completion = tokenizer(f" and {word} then" * (1 + index % 3))["input_ids"][:20]
             rows.append(row_of(target, prompt, completion, count))
-        write_corpus(folder / f"{name}.jsonl", rows)
+        write_lines(folder / f"{name}.jsonl", *rows)
     (folder / "tokenizer").mkdir()
     tokenizer.save_pretrained(folder / "tokenizer")
     draft = load_model(folder / "draft", dtype="float32")
@@ -43,10 +43,7 @@ def folder(folder: Path) -> Path:
 
 
 def row_of(target: Any, prompt: list[int], completion: list[int], count: int) -> dict[str, Any]:
-    with torch.no_grad():
-        logits = target.plain_logits(Texts(torch.tensor([prompt + completion])))
-    log_probs = logits[0, len(prompt) - 1 : -1, : target.vocab_size].float().log_softmax(-1)
-    values, tokens = log_probs.topk(count)
+    values, tokens = top_of(target, prompt, completion, count)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
@@ -97,7 +94,7 @@ def test_what_was_not_recorded_is_one_line(folder: Path, tmp_path: Path):
         with pytest.raises(kind, match=match):
             run(folder, tmp_path / "run", name, **settings)
 
-    write_corpus(folder / "plain.jsonl", [{"prompt": "the", "completion": "cat"}])
+    write_lines(folder / "plain.jsonl", {"prompt": "the", "completion": "cat"})
     refused(PromptError, r"plain.jsonl line 1 has no top_tokens; record them by gen", "plain")
     refused(ConfigError, "set fixed_fraction to 1", "few", fixed_fraction=0.5, draft_fraction=1.0)
     # evaluation needs the target itself
@@ -108,7 +105,7 @@ def test_records_without_a_stop_reason_are_their_own_tokens_alone(folder: Path, 
     rows = [json.loads(line) for line in (folder / "few.jsonl").read_text().splitlines()]
     for row in rows:
         del row["stop_reason"]
-    path = write_corpus(tmp_path / "bare.jsonl", rows)
+    path = write_lines(tmp_path / "bare.jsonl", *rows)
     alone = {"target": str(folder / "tokenizer"), "objective": "top_k_tail", "num_steps": 4}
     found = run(folder, tmp_path / "run", "few", data={"train": str(path)}, **alone)
     assert losses(found) == losses(run(folder, tmp_path / "named", "few", **alone))
@@ -124,7 +121,7 @@ def test_records_without_a_stop_reason_are_their_own_tokens_alone(folder: Path, 
 def test_damaged_records_are_one_line(tmp_path: Path, change: dict[str, Any], match: str):
     row = {"prompt_tokens": [5], "completion_tokens": [5, 6, 7], "stop_reason": "length"}
     row |= {"top_tokens": [[1], [2], [3]], "top_log_probs": [[-1.0], [-1.0], [-1.0]]}
-    path = write_corpus(tmp_path / "rows.jsonl", [row | change])
+    path = write_lines(tmp_path / "rows.jsonl", row | change)
     with pytest.raises(PromptError, match=match):
         read_records(path)
 

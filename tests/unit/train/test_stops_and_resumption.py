@@ -20,7 +20,8 @@ from paceline.train import align
 from paceline.train.checkpoint import read_state
 from paceline.train.loop import LossGuard, StopRequest
 from paceline.train.step import StepFigures
-from support.runs import align_config, held_out, losses, write_corpus
+from support.data import write_lines
+from support.runs import align_config, held_out, losses
 
 STEADY: dict[str, Any] = {"kind": "adamw", "learning_rate": 3e-3, "warmup_fraction": 0}
 STEADY["schedule"] = {"kind": "constant"}
@@ -134,7 +135,7 @@ def test_ctrl_c_saves_says_how_to_go_on_and_costs_nothing(folder: Path, tmp_path
 def test_pretraining_text_goes_on_where_it_was(folder: Path, tmp_path: Path):
     """Through several epochs of it, each with a mark, in a run that is stopped twice."""
     texts = [{"text": f"{word} " * 9} for word in ("the cat", "a hat", "one pan", "no inn")]
-    known = write_corpus(tmp_path / "known.jsonl", texts)
+    known = write_lines(tmp_path / "known.jsonl", *texts)
     data = {"train": str(folder / "corpus.jsonl"), "pretraining": str(known)}
     changes = {"data": data | {"pretraining_fraction": 0.5}, "optimizer": STEADY}
     whole = align(align_config(folder, tmp_path / "whole", num_steps=14, **changes))
@@ -164,7 +165,7 @@ def test_a_mistake_that_set_up_finds_leaves_the_directory_free(folder: Path, tmp
 def test_a_prompt_without_completion_is_found_before_the_first_step(folder: Path, tmp_path: Path):
     """A run could not be gone on with on a mended text."""
     rows = [{"prompt": "the cat", "completion": " sat"}, {"prompt": "a hat"}]
-    data = {"train": str(write_corpus(tmp_path / "pairs.jsonl", rows))}
+    data = {"train": str(write_lines(tmp_path / "pairs.jsonl", *rows))}
     for fraction in (0.1, 1.0):
         config = align_config(folder, tmp_path / "run", data=data, fixed_fraction=fraction)
         with pytest.raises(PromptError, match="has a prompt but no completion"):
@@ -181,7 +182,7 @@ def test_a_run_that_goes_on_on_another_day_writes_the_date_of_its_beginning(
         template = "{{ strftime_now('%d %b') }}{% for m in messages %}<{{ m.content }}{% endfor %}"
         (pair / name / "chat_template.jinja").write_text(template)
     said = [{"role": r, "content": c} for r, c in (("user", "a cat"), ("assistant", "an inn"))]
-    write_corpus(pair / "corpus.jsonl", [{"messages": said}] * 4)
+    write_lines(pair / "corpus.jsonl", *[{"messages": said}] * 4)
 
     def run(name: str, day: str, num_steps: int = 4) -> list[float]:
         changes = {"num_steps": num_steps, "max_prompt_tokens": 30, "optimizer": STEADY}
@@ -255,23 +256,19 @@ def test_an_explosion_is_three_steps_above_ten_times_the_median():
         guard.check(3, figures(11.0), SAVED)
 
 
-def test_one_strange_batch_is_no_explosion():
-    guard = settled()
-    for step in range(20):
-        guard.check(step, figures(50.0 if step % 3 == 2 else 1.0), SAVED)
-
-
-def test_a_young_run_may_do_what_it_likes():
-    guard = LossGuard(10.0)
-    for step, loss in enumerate([1.0, 100.0, 100.0, 100.0, 100.0]):
-        guard.check(step, figures(loss), None)
+@pytest.mark.parametrize(
+    ("guard", "given"),
+    [
+        (settled(), [50.0 if step % 3 == 2 else 1.0 for step in range(20)]),
+        (LossGuard(10.0), [1.0, 100.0, 100.0, 100.0, 100.0]),
+        (LossGuard(2.0), [1.01**step for step in range(300)]),
+    ],
+    ids=["one strange batch", "a young run", "a median that moves"],
+)
+def test_some_losses_are_no_explosion(guard: LossGuard, given: list[float]):
+    for step, loss in enumerate(given):
+        guard.check(step, figures(loss), SAVED)
     assert guard.calm
-
-
-def test_the_median_moves_with_the_run():
-    guard = LossGuard(2.0)
-    for step in range(300):
-        guard.check(step, figures(1.01**step), SAVED)
 
 
 @pytest.mark.parametrize("median", [-1e-9, 0.0, 1e-7])

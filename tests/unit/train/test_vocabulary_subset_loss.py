@@ -20,8 +20,9 @@ from paceline.train import align
 from paceline.train.loss import LossVocabulary, VocabularySample, places_of
 from paceline.train.objectives import Compared, Objective, TVDPlusPlus, policies_of, token_losses
 from paceline.train.step import Stepper
+from support.data import write_lines
 from support.models import limit_vocabulary
-from support.runs import align_config, losses, write_corpus, write_pair
+from support.runs import align_config, losses, write_pair
 
 
 def sample(frequent: int, drawn: int, counts: list[int]) -> VocabularySample:
@@ -150,7 +151,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     few = limit_vocabulary(draft, target, [[5, 6, 7, 8, 9]], 200)
     save_draft(few, folder / "target", folder / "few")
     row = {"prompt_tokens": PROMPT, "completion_tokens": COMPLETION}
-    write_corpus(folder / "corpus.jsonl", [row, row | {"completion_tokens": [9, 9]}])
+    write_lines(folder / "corpus.jsonl", row, row | {"completion_tokens": [9, 9]})
     return folder
 
 
@@ -162,7 +163,7 @@ def test_a_step_without_a_token_that_the_draft_proposes_changes_nothing(
     others = sorted(set(range(266)) - set(proposed.tolist()))[:4]
     row = {"prompt_tokens": PROMPT, "completion_tokens": others}
     changes: dict[str, Any] = {"draft": str(folder / "few"), "objective": "cross_entropy"}
-    changes |= {"data": {"train": str(write_corpus(tmp_path / "text.jsonl", [row]))}}
+    changes |= {"data": {"train": str(write_lines(tmp_path / "text.jsonl", row))}}
     changes |= {"batch_size": 1, "num_steps": 2, "max_completion_tokens": 4}
     run = align(align_config(folder, tmp_path / "run", **changes))
     assert losses(run) == [0, 0]

@@ -26,7 +26,6 @@ ROWS = [
     steady(Chow(0.6), 0.4, 4.0),
     steady(Opt(0.2), 0.45, 2.5),
 ]
-KINDS = ("exponential", "square", "linear")
 BEST, CELLS = "Best setting of each family", "All cells"
 
 

@@ -34,9 +34,7 @@ def test_the_command_writes_the_page_beside_the_rows_and_prints_its_verdict(
 @pytest.mark.parametrize(
     ("name", "text", "reason"),
     [
-        ("notes.json", "text", "is not JSON"),
         ("list.json", "[1, 2]", "is not a result that has a report"),
-        ("other.json", '{"greedy": 1, "distribution": 2}', "is not a result that has a report"),
         (
             "verified.json",
             '{"kind": "verify", "greedy": 1}',
@@ -65,13 +63,6 @@ def test_a_run_without_rows_says_what_is_missing(kind: str, reason: str, tmp_pat
     reports.manifest(tmp_path, kind)
     with pytest.raises(UsageError, match=reason):
         read_page(tmp_path)
-
-
-def test_a_directory_without_a_run_and_a_missing_path_are_refused(tmp_path: Path):
-    with pytest.raises(UsageError, match="holds no run"):
-        read_page(tmp_path)
-    with pytest.raises(UsageError, match="does not exist"):
-        read_page(tmp_path / "missing")
 
 
 def test_a_missing_library_is_named_with_the_command_that_installs_it(

@@ -13,7 +13,7 @@ from paceline.errors import UnsupportedModelError
 from paceline.models import load_model, wrap_model
 from paceline.models.compatibility import check_same_vocabulary
 from paceline.models.drafts.transplant import transplant
-from support.models import tiny_hf, tiny_model, tiny_tokenizer
+from support.models import save_tiny, tiny_hf, tiny_model, tiny_tokenizer
 from support.texts import byte_tokenizer
 
 
@@ -103,12 +103,8 @@ def test_the_command_writes_a_draft_with_the_targets_tokenizer(tmp_path: Path):
     from paceline.models.drafts.save import save_draft
     from paceline.train.initial_draft import DraftConfig, make_draft
 
-    for name, kind, made in (
-        ("target", "llama", byte_tokenizer("")),
-        ("donor", "gpt2", tiny_tokenizer()),
-    ):
-        tiny_hf(kind, vocab_size=len(made)).save_pretrained(tmp_path / name)
-        made.save_pretrained(tmp_path / name)
+    save_tiny(tmp_path / "target", "llama", byte_tokenizer(""))
+    save_tiny(tmp_path / "donor", "gpt2")
     paths = {name: str(tmp_path / name) for name in ("target", "donor", "out")}
     config = DraftConfig.model_validate(paths)
     target = load_model(paths["target"])

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from paceline.core.sampling import spread
 from paceline.errors import UnsupportedModelError, UsageError
 from paceline.models import load_model, wrap_model
 from paceline.models.drafts.layers import subset_layers
-from paceline.models.drafts.restricted_head import count_tokens, likeliest_tokens
+from paceline.models.drafts.restricted_head import likeliest_tokens
 from paceline.models.drafts.save import save_draft
 from paceline.models.hf.base import recorded_hidden_states
 from paceline.models.hf.logit_map import logit_map
@@ -132,10 +131,6 @@ def test_a_head_that_reads_something_else_is_refused():
 KEPT = torch.tensor([1, 4, 5, 9, 30])
 
 
-def test_tokens_are_counted_over_all_texts():
-    assert count_tokens([[1, 1, 3], [], [3, 0]], 5).tolist() == [1, 2, 0, 2, 0]
-
-
 @pytest.mark.parametrize(
     ("architecture", "sources", "texts"),
     [("llama", None, [[5, 9, 3], [7, 11]]), ("t5", [[5, 6, 7], [8, 9]], [[4, 11], [12, 30, 40]])],
@@ -173,11 +168,6 @@ def test_only_so_many_positions_are_read_but_all_texts_are_counted():
 def test_a_size_or_text_that_cannot_be_is_refused(texts: list[list[int]], size: int, said: str):
     with pytest.raises(UsageError, match=said):
         likeliest_tokens(tiny_model("llama"), texts, size)
-
-
-def test_logits_are_spread_over_all_tokens():
-    whole = spread(torch.tensor([[1.0, 2.0]]), torch.tensor([0, 3]), 5)
-    assert whole.tolist() == [[1, -torch.inf, -torch.inf, 2, -torch.inf]]
 
 
 @pytest.mark.parametrize("architecture", CONFIGS)

@@ -1,7 +1,6 @@
 """States before the last norm become those that the head reads: against whole models."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -9,7 +8,7 @@ import torch
 from paceline.models import wrap_model
 from paceline.models.hf.causal import for_head, last_norm
 from paceline.models.loading import load_head
-from support.models import tiny_hf, tiny_tokenizer
+from support.models import save_tiny
 
 TEXT = [5, 9, 3, 7, 12, 4]
 NORMS = {
@@ -27,10 +26,7 @@ NORMS = {
 
 @pytest.mark.parametrize("kind", NORMS)
 def test_the_norm_of_a_checkpoint_without_its_layers_is_found(kind: str, tmp_path: Path):
-    tokenizer = tiny_tokenizer()
-    hf: Any = tiny_hf(kind, vocab_size=len(tokenizer))
-    hf.save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
+    hf = save_tiny(tmp_path, kind)
     before: list[torch.Tensor] = []
     norm = hf.get_submodule(NORMS[kind])
     norm.register_forward_pre_hook(lambda _, inputs: before.append(inputs[0]))

@@ -1,5 +1,6 @@
 """The compiled pass: exact to the bit in any company, and silently absent where it must be."""
 
+from collections.abc import Callable
 from itertools import cycle, product
 from pathlib import Path
 from typing import Any
@@ -12,22 +13,39 @@ from paceline.core.block import DrawPlan, DrawRequest, Uniforms, VerifyRequest
 from paceline.core.rule_base import with_bonus
 from paceline.core.rules import Chow, Diff, Lenient, Lossless, Lossy, Rule, TokenV2
 from paceline.core.sampling import SamplingParams, as_list
-from paceline.decode import Confident, SpeculativeDecoder, speculative
+from paceline.decode import Confident, Generation, SpeculativeDecoder, speculative
 from paceline.decode.block import draw, verify
 from paceline.errors import SlowerWarning
 from paceline.models import CausalModel, prepare_for_decoding, wrap_model
 from paceline.models.contract import ModelSession, Texts
 from paceline.models.hf.base import recorded_hidden_states
-from paceline.models.llama.cpu import NativeLlama
+from paceline.models.llama.cpu import CompiledSession, NativeLlama
 from paceline.models.llama.cpu_weights import can_copy
 from paceline.native import compiled, library
-from support.compiled import plain_texts_of, plainly, texts_of
 from support.devices import NamedDevices
 from support.models import TEXT, prepared, prepared_pair, read, reader, tiny_hf
-from support.rules import ALL_RULES
+from support.rules import ALL_RULES, VerifiesInPyTorch, using
 
 pytestmark = pytest.mark.skipif(compiled() is None, reason="no C compiler with OpenMP")
 VOCABULARY = 61
+
+
+def plainly(half: Callable[..., Any], *given: Any) -> Any:
+    """As with sessions that take no whole request."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CompiledSession, "take_draw", ModelSession.take_draw)
+        patch.setattr(CompiledSession, "take_verify", ModelSession.take_verify)
+        return half(*given)
+
+
+def texts_of(decoder: SpeculativeDecoder, prompts: list[list[int]]) -> list[Generation]:
+    return decoder.generate(prompts, 14, seed=[*range(len(prompts))], eos_token_ids=[])
+
+
+def plain_texts_of(decoder: SpeculativeDecoder, prompts: list[list[int]]) -> list[Generation]:
+    """Pass by pass, and the rule in torch."""
+    with using(VerifiesInPyTorch()):
+        return plainly(texts_of, decoder, prompts)
 
 
 @pytest.fixture
