@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _TAG = "tag:yaml.org,2002:"
 _SHOWN = 200  # characters of a key or a problem
+_TAGS = {"objective": "kind", **{key: key for key in ("engine", "task", "rule", "policy")}}
 
 
 class Options:
@@ -227,7 +228,7 @@ def read_value(text: str, source: str) -> Any:
 def set_key(values: dict[str, Any], keys: Sequence[str], value: Any, source: str) -> None:
     """Set a value in nested mappings; missing ones are created. `source` is named in errors.
 
-    A text given by its path alone, or an engine or objective given by its name, becomes a mapping.
+    A text given by its path alone, or a variant given by its name, becomes a mapping.
 
     Raises:
         ConfigError: a key on the path holds a value that is not a mapping.
@@ -238,8 +239,7 @@ def set_key(values: dict[str, Any], keys: Sequence[str], value: Any, source: str
         if child is None:
             child = node[key] = {}
         elif isinstance(child, str):
-            tag = {"engine": "engine", "objective": "kind"}.get(key, "path")
-            child = node[key] = {tag: child}
+            child = node[key] = {_TAGS.get(key, "path"): child}
         if not isinstance(child, dict):
             raise ConfigError(
                 f"{source}: {key} holds a value ({shown(child)}), not further keys; write it as a "

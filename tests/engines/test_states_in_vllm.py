@@ -60,7 +60,8 @@ def test_logits_of_the_states_are_those_of_transformers(server: Server, states: 
     model = target_of_vllm()
     tokenizer = load_tokenizer(model)
     prompts = [tokenizer(f"Item {number} of the list is")["input_ids"] for number in range(104)]
-    writer = OpenAIWriter(url=server.url, concurrency=AT_ONCE, hidden_states=True)
+    place = {"hidden_states": True, "states_directory": str(states)}
+    writer = OpenAIWriter(url=server.url, concurrency=AT_ONCE, **place)
     texts = TextServers(writer, partial(tokens_of, tokenizer=tokenizer))
     requests = [
         Request(prompt, 36, SamplingParams(temperature=number % 2), number)
@@ -89,7 +90,7 @@ def test_logits_of_the_states_are_those_of_transformers(server: Server, states: 
 def test_kills_of_client_and_server_lose_and_repeat_nothing(states: Path, tmp_path: Path):
     write_prompts(tmp_path / "prompts.jsonl", 60)
     run, width = tmp_path / "killed", load_head(target_of_vllm()).head_weight.shape[1]
-    start = partial(client, tmp_path, hidden_states=True)
+    start = partial(client, tmp_path, hidden_states=True, states_directory=str(states))
     with servers(partial(states_command, states)) as (first, _):
         first.start()
         first.wait()

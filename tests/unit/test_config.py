@@ -98,10 +98,11 @@ def test_overrides_win_over_the_file_and_the_last_one_over_the_others(tmp_path: 
         ("optim={kind: adam}", Run(optim=Adam())),
         ("rule={rule: lossy, alpha: 0.3}", Run(rule=Lossy(0.3))),
         ("rule.rule=lenient rule.epsilon=0.5", Run(rule=Lenient("linear", 0.5))),
+        ("rule=lenient rule.epsilon=0.5", Run(rule=Lenient("linear", 0.5))),
     ],
 )
 def test_the_value_of_an_override_is_yaml(override: str, expected: Run):
-    keys = override.split() if "rule.rule" in override else [override]
+    keys = override.split() if " rule." in override else [override]
     assert load_config(Run, overrides=keys) == expected
 
 

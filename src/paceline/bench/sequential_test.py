@@ -79,7 +79,7 @@ class TuneConfig(WithCosts, ModelsConfig):
     quality_floor: Annotated[float | None, Options()] = Field(default=None, gt=0)
     max_latency: Annotated[float | None, Options()] = Field(default=None, gt=0)
     sampling: Annotated[SamplingParams, Options("temperature")] = SamplingParams()
-    rules: Annotated[tuple[RuleChoice, ...], Options()] = Field(default=DEFAULT_RULES, min_length=1)
+    rules: Annotated[tuple[RuleChoice, ...], Options()] = DEFAULT_RULES
     num_speculative_tokens: tuple[Annotated[int, Field(ge=1)], ...] = Field(
         default=(1, 2, 3, 4, 6), min_length=1
     )
@@ -294,10 +294,12 @@ def statement(config: TuneConfig, tests: Sequence[Tried]) -> str:
     chosen = [tried for tried in tests if tried.met][-1]
     most = ", the most certain first," if count > 1 else ""
     proof = "" if chosen.lower_limit is not None else " The chosen setting meets it by proof."
+    if not count:
+        return f"bound: {config.bound}.{proof}"
     end = "and met it" if tests[-1].met else "until one failed"
     return (
         f"bound: {config.bound}.{proof} {count} {'setting was' if count == 1 else 'settings were'} "
         f"tested on {config.num_confirmed} other examples{most} {end}. "
-        f"The chosen setting misses the bound in at most {1 - config.confidence:.0%} of "
+        f"The chosen setting misses the bound in at most {100 * (1 - config.confidence):.3g}% of "
         "such runs."
     )

@@ -126,10 +126,10 @@ def _tune(
     pair = cache(lambda: load_models_of(config, costs))
     choosing, confirming = (_Measured(config, costs, name, pair, progress) for name in _STEPS)
     _ = choosing.work, confirming.work  # raises if a prompt is too long
+    run.write_manifest(config)  # only after models and task were loaded
     _show_first(choosing.work, config.sampling)
     choosing.measure([])  # raises if the target scores 0
     candidates = propose(choosing)
-    run.write_manifest(config)  # only after models and task were loaded
     for stale in (run.path / _FILE, run.result):  # possibly of another bound
         stale.unlink(missing_ok=True)
     measured = choosing.measure(candidates)
@@ -223,8 +223,7 @@ class _Measured:
 
     @property
     def texts(self) -> list[list[int]]:
-        """Answers of the target alone."""
-        self.rows([])
+        """Answers of the target alone, which was measured."""
         return read_texts(self._setting.output)[cell_key(self._context, self.alone)]
 
     def decoding_of(self, row: Row) -> DecodingConfig:
@@ -258,7 +257,7 @@ class _Measured:
         floor = self.config.quality_floor
         if floor and not frontier.value("quality", frontier.target):
             raise PacelineError(
-                f"the target itself scores 0 on all {self.config.num_examples} examples, so every "
+                f"the target itself scores 0 on all {frontier.num_examples} examples, so every "
                 "setting meets a relative floor; compare answer and reference of the first example "
                 "above: an answer that goes on needs task.stop, a chat model task.chat"
             )

@@ -269,7 +269,7 @@ def bench_context(config: BenchConfig) -> str:
 
 def _stamps(path: str) -> list[tuple[str, int, int]]:
     """Name, size and modification time of a file or of a directory's files; [] if it is missing."""
-    place = Path(path)
+    place = Path(path).expanduser()
     files = sorted(place.iterdir()) if place.is_dir() else [place]
     known = [(file.name, file.stat()) for file in files if file.is_file()]
     return [(name, status.st_size, status.st_mtime_ns) for name, status in known]

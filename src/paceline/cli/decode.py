@@ -157,9 +157,9 @@ def usage(result: "Tuned") -> str:
     models = shlex.join(["--target", str(config.target), "--draft", str(config.draft)])
     file = shlex.quote(f"{config.output}/decoding.yaml")
     use = f"paceline decode {models}{weights} --config {file} --prompt TEXT"
-    if config.server is not None:
-        use = f"serve it in {config.server.title} with PACELINE_RULE={file}"
     gamma = getattr(strategy, "num_speculative_tokens", None)
+    if config.server is not None and gamma:  # engines decode without a draft by themselves
+        use = f"serve it in {config.server.title} with PACELINE_RULE={file}"
     faster = measure("speedup", result.chosen.row).low > 1
     head = "next" if faster else "align the draft, or use this setting all the same"
     return f"{head}{f', at gamma {gamma}' if gamma else ''}: {use}"
@@ -174,10 +174,10 @@ def bench(result: "Progressed", config: "BenchConfig") -> "Shown":
     """
     errors = [row.error for row in result.rows if row.error]
     yield (
-        f"{config.output}/rows.jsonl: {len(result.rows) - len(errors)} settings done, the "
-        f"target alone among them, {len(errors)} failed, {result.num_left} left"
+        f"{config.output}/rows.jsonl: {len(result.rows) - len(errors)} settings done, "
+        f"{len(errors)} failed, {result.num_left} left"
     )
-    yield f"next: paceline report {config.output}"
+    yield f"next: paceline report {shlex.quote(str(config.output))}"
     if errors:
         stderr.print(f"paceline: first failure: {errors[0]}")
     return NOT_DONE if errors else None

@@ -166,8 +166,6 @@ class Setting(NamedTuple):
             return read_value(text, f"{name} {text!r}")
         if self.kind == "numbers":
             return read_value(f"[{text.strip().strip('[]')}]", f"{name} {text!r}")
-        if self.kind == "several" and len(text) == 1:
-            return text[0]
         return text
 
 
@@ -371,8 +369,9 @@ def _settings_of_run(chosen: Mapping[str, Any], overrides: Sequence[str]) -> dic
             apply_override(named, override)
     if "output" not in named:
         raise ConfigError("--resume without --config needs --output, the directory of the run")
-    check_resumable(Path(named["output"]))
-    manifest = RunDirectory(Path(named["output"])).read_manifest() or {}
+    output = Path(named["output"]).expanduser()
+    check_resumable(output)
+    manifest = RunDirectory(output).read_manifest() or {}
     return manifest.get("config", {}) | named
 
 

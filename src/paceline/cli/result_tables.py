@@ -211,7 +211,7 @@ def speculator_lines(found: SpeculatorTable) -> Iterator[RenderableType]:
     for name in dict.fromkeys(best.values()):
         if name != NONE:
             served = shlex.quote(json.dumps(found.served(name)))
-            target = config.engine.target or config.target
+            target = shlex.quote(str(config.engine.target or config.target))
             yield f"{name}: vllm serve {target} --speculative-config {served}"
     yield (
         f"{config.num_prompts} requests of {config.max_new_tokens} tokens, vllm "
@@ -248,11 +248,9 @@ def alignment_lines(result: dict[str, Any], config: AlignConfig) -> Iterator[str
             f"{result['before'][at_once]:.3f} -> {result['after'][at_once]:.3f}, token by token "
             f"{result['before'][alone]:.3f} -> {result['after'][alone]:.3f}"
         )
+    models = shlex.join(["--target", config.target, "--draft", f"{config.output}/draft"])
     form = {True: " --chat", False: " --raw", None: ""}[config.data.chat]
-    yield (
-        f"next, on prompts of your users: paceline measure --target {config.target} --draft "
-        f"{config.output}/draft{form} --prompts FILE"
-    )
+    yield f"next, on prompts of your users: paceline measure {models}{form} --prompts FILE"
 
 
 def round_lines(found: Round) -> Iterator[RenderableType]:

@@ -87,10 +87,7 @@ class CorpusConfig(StrictModel):
         return self.model_copy(update={"limit": min(self.limit or count, count)})
 
 
-NO_COMPLETION = (
-    "has a prompt but no completion, and fixed text needs both; add completions, or set "
-    "fixed_fraction to 0"
-)
+NO_COMPLETION = "has a prompt but no completion, and fixed text needs both; add completions"
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shlex
 from pathlib import Path
@@ -140,6 +141,9 @@ class PairConfig(ModelsConfig):
         """Models and prompts as options of a command, of the configuration of a result."""
         given = ["--target", self.target, "--draft", self.draft, "--prompts", self.prompts.path]
         given += {True: ["--chat"], False: ["--raw"], None: []}[self.chat]
+        read = self.prompts.model_dump(mode="json", exclude={"path"}, exclude_defaults=True)
+        for name, value in read.items():
+            given += ["--set", f"prompts.{name}={json.dumps(value)}"]
         if self.draft_weights != "auto":
             given += ["--draft-weights", self.draft_weights]
         if self.max_prompt_tokens is not None:
@@ -227,7 +231,8 @@ def check_task(
     try:
         examples_of(task, "test", count, seed)
     except UsageError as error:
-        raise type(error)(f"{error} ({counted})") from None
+        count_of = f" ({counted})" if f"{count} were requested" in str(error) else ""
+        raise type(error)(f"{error}{count_of}") from None
 
 
 def _check_room(where: str, length: int, num_new: int, limit: int | None) -> None:

@@ -39,7 +39,6 @@ class PerplexityConfig(StrictModel):
 
     model: str
     text: CorpusConfig
-    seed: int = 0
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: str = "auto"
 

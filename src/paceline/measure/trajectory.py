@@ -361,18 +361,21 @@ def draft_name(row: Row) -> str:
 
 
 def gain_of(row: Row, rows: Sequence[Row]) -> Interval | None:
-    """tau / that of the run's initial draft, on the same texts; None for an initial draft."""
+    """tau / that of the run's initial draft, on the same texts; None for an initial draft.
+
+    Also None if the initial draft was trained on since.
+    """
     if row.has(label=START):
         return None
     same = {key: row.setting.get(key) for key in ("task", "gamma", *SamplingParams.model_fields)}
-    start = next(
+    starts = [
         other
         for other in rows
         if other.has(label=START)
         and other.source.fingerprints["draft"] == row.source.fingerprints["start"]
         and all(other.setting.get(key) == value for key, value in same.items())
-    )
-    return FIGURES["block_efficiency"].gain(row, start)
+    ]
+    return FIGURES["block_efficiency"].gain(row, starts[0]) if starts else None
 
 
 def kept_logits(target: HfModel) -> ForcedLogits:

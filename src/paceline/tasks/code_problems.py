@@ -143,9 +143,8 @@ class Code(Task):
         if not self.allow_execution:
             raise UsageError(
                 "the code task would run programs that a model wrote, which can do harm in spite "
-                "of limits; in a container or a virtual machine, add --set "
-                "task.allow_execution=true (a file cannot allow it), or only time the prompts with "
-                "the text task"
+                "of limits; in a container or a virtual machine, set its allow_execution to true "
+                "by --set (a file cannot allow it), or only time the prompts with the text task"
             )
 
     def _problems(self) -> Iterator[TaskExample]:

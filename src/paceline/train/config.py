@@ -342,7 +342,7 @@ class AlignConfig(TrainSettings):
         checks.texts(self.data, "train", "held_out", "pretraining")
         first = checks.first_prompt(tokenizer, self.data.train, self.data.chat)
         if self.fixed_fraction > 0 and not first.is_answered:
-            raise PromptError(f"{first.where} {NO_COMPLETION}")
+            raise PromptError(f"{first.where} {NO_COMPLETION}, or set fixed_fraction to 0")
         self.check_output(checks, draft)
         self._check_lengths([(target, "the target"), (draft, "the draft")])
 

@@ -16,9 +16,10 @@ from typer.testing import CliRunner
 
 from paceline.cli.main import SCHEMAS, app, schema_of
 from paceline.cli.options import build, complete_override, make_settings, settings_of
-from paceline.config import apply_override
+from paceline.config import apply_override, validate
 from paceline.core.rules import Lossless, Opt, Rule
 from paceline.decode.strategies import DecodingConfig, Speculative
+from paceline.measure import MeasureConfig
 from paceline.tasks import build_task
 
 COMMANDS = typer.main.get_command(app).commands  # pyright: ignore
@@ -62,6 +63,27 @@ def test_an_option_sets_its_key(
     given = ("measure", "--target", "t", "--draft", "d", "--prompts", "p", "--dry-run", *words)
     assert CliRunner().invoke(app, given).exit_code == 0
     assert attrgetter(key)(built[0]) == value
+
+
+def test_options_of_a_result_give_its_settings_again(monkeypatch: pytest.MonkeyPatch):
+    built: list[Any] = []
+    monkeypatch.setattr("paceline.measure.MeasureConfig.check", lambda self, _: built.append(self))
+    prompts = {"path": "a b.jsonl", "split": "test", "prompt_field": "x.y"}
+    prompts |= {"chat_template_kwargs": {"enable_thinking": False, "name": "it's"}}
+    values = {"target": "t", "draft": "d", "prompts": prompts, "sampling": {"top_p": 0.9}}
+    known = validate(MeasureConfig, values | {"max_prompt_tokens": 8, "chat": True})
+    found = CliRunner().invoke(app, ["measure", *shlex.split(known.as_options), "--dry-run"])
+    assert (found.exit_code, built) == (0, [known]), found.output
+
+
+def test_one_method_of_an_engine_is_a_list_of_one(monkeypatch: pytest.MonkeyPatch):
+    built: list[Any] = []
+    config = "paceline.measure.speculators.SpeculatorsConfig"
+    monkeypatch.setattr(f"{config}.check", lambda self, _: built.append(self))
+    method = '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}'
+    given = ("measure", "--target", "t", "--draft", "d", "--prompts", "p", "--engine", "vllm")
+    found = CliRunner().invoke(app, [*given, "--speculative-config", method, "--dry-run"])
+    assert (found.exit_code, built[0].speculative_config) == (0, (method,)), found.output
 
 
 @pytest.mark.parametrize(

@@ -107,6 +107,8 @@ def test_figures_are_those_of_the_texts_that_are_kept(folder: Path, tmp_path: Pa
     assert gain is not None
     assert gain.value == pytest.approx(tau / as_values(before)["block_efficiency"].value, rel=1e-5)
     assert gain.low <= gain.value <= gain.high
+    trained_since = [other for other in rows if not other.has(label="start")]
+    assert gain_of(row, trained_since) is None
 
 
 TASK = {"a": {"task": "text", "corpus": "corpus.jsonl"}}
