@@ -149,13 +149,13 @@ class SpeculativeDecoder(Decoder):
         rows = zip(texts, alone, strict=True)
         lengths = [0 if gone else self._most_drafted(text) for text, gone in rows]
         gamma = max(lengths)
-        if all(alone) or (gamma == 0 and not self._applied_rule.needs_draft_at_bonus):
-            empty = torch.zeros(len(texts), 0, dtype=torch.int64)
-            return Drafted(empty, torch.zeros(len(texts), 0, self.vocab_size)), lengths
         uniforms = None
         if not self._drafts_argmax:
             # Always self.gamma numbers per block: a text's stream must not depend on the batch.
             uniforms = [text.drafting.take(self.gamma)[:gamma] for text in texts]
+        if all(alone) or (gamma == 0 and not self._applied_rule.needs_draft_at_bonus):
+            empty = torch.zeros(len(texts), 0, dtype=torch.int64)
+            return Drafted(empty, torch.zeros(len(texts), 0, self.vocab_size)), lengths
         plan = DrawPlan(
             gamma,
             self.draft_sampling,

@@ -166,7 +166,8 @@ def with_weights(
             device_map=place,
             **location.options,
         )
-    if getattr(config.get_text_config(decoder=True), "attn_logit_softcapping", None):
+    text = hf.config.get_text_config(decoder=True)
+    if getattr(text, "attn_logit_softcapping", None) and text._attn_implementation == "sdpa":
         hf.set_attn_implementation("eager")  # up to transformers 5.20, SDPA drops the cap
     if is_quantized(config) and not is_quantized(hf.config):
         hf._weight_conversions = None  # its weights are plain, and are saved as such
@@ -190,7 +191,7 @@ def _quantized_weights(name: str, config: Any) -> Generator[None]:
             yield
             return
         reason = "transformers does not know it"
-    except PacelineError:
+    except (PacelineError, torch.OutOfMemoryError):
         raise
     except (ImportError, RuntimeError, ValueError) as error:  # of quantizers
         reason = first_line(error)

@@ -79,7 +79,7 @@ LICENCES = ("LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*")
 """Files that go with a model."""
 _STORED = frozenset({"float32", "bfloat16", "float16"})
 _LONGEST_REASON = 300
-_FORMAT = 4  # increase when merged models change, so that old cache entries are not used
+_FORMAT = 5  # increase when merged models change, so that old cache entries are not used
 _ADAPTER = "adapter_config.json"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
@@ -465,7 +465,8 @@ def _merge_into(scratch: Path, directory: Path, base: Path) -> None:
         _merge(hf, directory, base)
         stored = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
         hf.to(stored).save_pretrained(scratch)
-    copy_files(tokenizer_paths(directory if has_vocabulary(directory) else base), scratch)
+    names = tokenizer_paths(directory if has_vocabulary(directory) else base)
+    copy_files([*names, base / "draft_vocabulary.json"], scratch)
 
 
 def _merge(hf: Any, directory: Path, base: Path) -> None:

@@ -71,7 +71,8 @@ class TrainingRun(NamedTuple):
         store = CheckpointStore(self.directory.checkpoints, source, self.config.checkpoints.keep)
         if self.is_main:
             store.sweep()
-            for name in ("draft", "model", "start"):  # of a process that was killed as it saved one
+            # of a process that was killed as it saved one
+            for name in ("draft", "model", "start", "adapter"):
                 for scratch in self.directory.path.glob(f".{name}.*"):
                     shutil.rmtree(scratch, ignore_errors=True)
         return store

@@ -159,6 +159,13 @@ def test_equal_requests_give_equal_texts_and_other_seeds_other_ones():
     assert decoder.generate([[1, 2]], 30, seed=5, eos_token_ids=[]) == same[:1]
 
 
+class AtTheEnd(DraftPolicy):
+    """Drafts first, and again where fewer than three tokens are left."""
+
+    def length(self, num_accepted: int, num_examined: int, most: int) -> int:
+        return 0 if num_examined and most == 3 else most
+
+
 @pytest.mark.parametrize("draft_limit", [None, 24, 14, 6])
 @pytest.mark.parametrize(
     "kind",
@@ -167,12 +174,13 @@ def test_equal_requests_give_equal_texts_and_other_seeds_other_ones():
         lambda target, draft: SpeculativeDecoder(target, draft, Diff(0.1), 3),
         lambda target, draft: SpeculativeDecoder(target, draft, Lossy(0.4, "tuned"), 3),
         lambda target, draft: SpeculativeDecoder(target, draft, gamma=3, policy=Confident(0.3)),
+        lambda target, draft: SpeculativeDecoder(target, draft, gamma=3, policy=AtTheEnd()),
         lambda target, draft: TokenCascade(target, draft, 0.7, most_drafted=4),
         lambda target, draft: BigLittleDecoder(target, draft, 0.3, 2.0, most_drafted=4),
         lambda target, draft: OracleCascade(target, draft, Diff(0.1)),
         lambda target, draft: SequenceCascade(target, draft, 0.999999),
     ],
-    ids=["lossless", "diff", "tuned", "confident", "token", "bild", "oracle", "sequence"],
+    ids=["lossless", "diff", "tuned", "confident", "rested", "token", "bild", "oracle", "sequence"],
 )
 def test_a_context_limit_cuts_each_row_where_it_would_be_cut_alone(
     kind: Callable[..., Decoder], draft_limit: int | None

@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import (
     AutoConfig,
+    AutoModelForCausalLM,
     AutoModelForImageTextToText,
     GenerationConfig,
     PreTrainedModel,
@@ -19,8 +20,11 @@ from transformers import (
 from paceline.core.sampling import SamplingParams
 from paceline.decode import SpeculativeDecoder
 from paceline.errors import UnsupportedModelError
-from paceline.models import load, load_model, wrap_model
+from paceline.models import HfModel, load, load_model, wrap_model
+from paceline.models.drafts.layers import subset_layers
 from paceline.models.drafts.save import save_draft
+from paceline.models.drafts.scratch import derive_draft
+from paceline.models.hf.base import recorded_hidden_states
 from paceline.models.inspection import inspect_model
 from paceline.train.initial_draft import DraftConfig, make_draft
 from support.checkpoints import edit
@@ -131,6 +135,8 @@ def test_a_draft_of_all_layers_is_the_text_part_alone(kind: str, tmp_path: Path)
     assert draft.num_parameters == draft.hf.num_parameters() == read
     torch.testing.assert_close(logits_of(draft.hf), logits_of(hf))
     if kind == "gemma4":  # its embeddings have a part for each layer
+        with pytest.raises(UnsupportedModelError, match="these layers do not match"):
+            make_draft(every.model_copy(update={"layers": [0, 3]}), target)
         return
     half = make_draft(every.model_copy(update={"layers": [0, 3]}), target)
     assert target.hf.config.get_text_config().num_hidden_layers == 4
@@ -138,3 +144,31 @@ def test_a_draft_of_all_layers_is_the_text_part_alone(kind: str, tmp_path: Path)
     again = load_model(tmp_path / "draft", "float32")
     assert again.hf.config.model_type == "gemma3_text"
     torch.testing.assert_close(logits_of(again.hf), logits_of(half.hf))
+
+
+def gemma4(**settings: Any) -> HfModel:
+    """Heads of layers with full attention are larger."""
+    sizes = {**LLAMA_LIKE, **_GEMMA, "vocab_size": 266, "hidden_size_per_layer_input": 0}
+    config = AutoConfig.for_model("gemma4_text", **sizes | {"global_head_dim": 16} | settings)
+    return wrap_model(AutoModelForCausalLM.from_config(config).float().eval(), tiny_tokenizer())
+
+
+@pytest.mark.parametrize("layers", [(0, 1, 3), (1, 2, 3), (2, 3)])
+def test_layers_of_gemma_4_keep_their_sizes(layers: tuple[int, ...], tmp_path: Path):
+    target = gemma4(num_global_key_value_heads=1, attention_k_eq_v=True)
+    draft = subset_layers(target, layers)
+    draft.hf.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    torch.testing.assert_close(logits_of(again), logits_of(draft.hf))
+    with pytest.raises(UnsupportedModelError, match="differ by layer, so it gets no narrower copy"):
+        derive_draft(target, 0.5)
+
+
+def test_a_listener_hears_each_token_of_a_prompt_and_no_layer_is_left_out_whose_keys_another_uses():
+    target = gemma4(num_kv_shared_layers=2, hidden_size_per_layer_input=8)
+    with recorded_hidden_states(target) as recorded:
+        target.start_session().prefill([PROMPTS[0], PROMPTS[2]])
+    assert [states.shape[1] for states in recorded] == [6]
+    said = "use the keys of other layers|these layers do not match"  # the latter: transformers 5.17
+    with pytest.raises(UnsupportedModelError, match=said):
+        subset_layers(target, [0, 3])

@@ -9,6 +9,7 @@ import torch
 
 from paceline.errors import ConfigError, UsageError
 from paceline.models import load_model
+from paceline.models.hf.draft_vocabulary import write_draft_vocabulary
 from paceline.train import align
 from paceline.train.loop import TrainingLoop
 from support.models import save_tiny
@@ -49,10 +50,13 @@ def test_peft_merges_the_adapter_to_the_same_draft(
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
     save_tiny(tmp_path / "draft", kind, seed=3)
     draft = str(tmp_path / "draft")
+    write_draft_vocabulary(tmp_path / "draft", torch.arange(200))
     made = align(align_config(folder, tmp_path / "run", lora=LORA, draft=draft, num_steps=4))
     ours, theirs = weights(made / "draft"), weights(made / "adapter")
     for name in ours:
         torch.testing.assert_close(ours[name], theirs[name], rtol=1e-5, atol=1e-6)
+    lists = [load_model(made / name).draft_vocabulary for name in ("draft", "adapter")]
+    assert [None if each is None else each.tolist() for each in lists] == [[*range(200)]] * 2
 
 
 def test_a_stopped_run_goes_on_as_if_it_had_not_stopped(folder: Path, tmp_path: Path, run: Path):

@@ -98,8 +98,14 @@ def _shorten(hf: PreTrainedModel, kept: dict[str, list[int]]) -> None:
 
 def _check_config(hf: PreTrainedModel) -> None:
     """Raise if a model built from the config has other weights."""
-    with torch.device("meta"):
-        built = type(hf)(copy.deepcopy(hf.config))
+    try:
+        with torch.device("meta"):
+            built = type(hf)(copy.deepcopy(hf.config))
+    except ValueError:  # Gemma 4 E4B
+        raise UnsupportedModelError(
+            f"{hf.config.model_type} has layers that use the keys of other layers, so none can be "
+            "left out; take a smaller model with its tokenizer as draft"
+        ) from None
     shapes = [
         {name: weight.shape for name, weight in model.named_parameters(remove_duplicate=False)}
         for model in (hf, built)

@@ -337,6 +337,12 @@ def derive_draft(
             f"the config of {config.model_type} lacks one of {', '.join(_SIZES)}; use a subset of "
             "its layers"
         )
+    by_layer = getattr(config, "is_heterogeneous", False)  # Gemma 4; a list: Gemma 3n
+    if by_layer or isinstance(getattr(config, "intermediate_size", None), list):
+        raise UnsupportedModelError(
+            f"the sizes of {config.model_type} differ by layer, so it gets no narrower copy; use a "
+            "subset of its layers, or a smaller model with its tokenizer"
+        )
     count = num_decoder_layers(config)
     depth = max(1, round(count / 8)) if num_layers is None else num_layers
     if not 1 <= depth <= count:

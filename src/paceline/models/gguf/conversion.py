@@ -97,7 +97,7 @@ def read_gguf_header(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBa
 def _errors(path: Path) -> Iterator[None]:
     try:
         yield
-    except (PacelineError, OSError):
+    except (PacelineError, OSError, MemoryError):
         raise
     except Exception as error:  # the reader raises whatever numpy and struct raise
         raise ModelLoadError(

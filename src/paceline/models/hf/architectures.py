@@ -248,6 +248,11 @@ def shorten_config(config: PreTrainedConfig, layers: Sequence[int]) -> None:
     for name in COUNTS:
         if isinstance(found.get(name), int):
             setattr(changed, name, min(found[name], len(layers)))
+    if (spec := found.get("_heterogeneity_spec")) is not None:  # sizes by layer, of Gemma 4
+        old = spec.per_layer_overrides
+        changed.per_layer_config = {
+            new: dict(old[index]) for new, index in enumerate(layers) if index in old
+        }
 
 
 def _per_layer(key: str) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -66,7 +66,11 @@ class HfDecoder:
 
     def _inputs(self, tokens_BN: Tensor, cache: Any, keep: int, **ragged: Tensor) -> dict[str, Any]:
         """Arguments beside the cache; `ragged`: those of `mask_and_positions`, if rows differ."""
-        return {"input_ids": tokens_BN, "logits_to_keep": keep, **ragged}
+        kept, config = cast("Any", keep), self.hf.config.get_text_config(decoder=True)
+        if keep and getattr(config, "num_kv_shared_layers", 0):
+            # by a number, Gemma 4 cuts the hidden states, too
+            kept = torch.arange(tokens_BN.shape[1])[-keep:].to(tokens_BN.device)
+        return {"input_ids": tokens_BN, "logits_to_keep": kept, **ragged}
 
     def listen(self, listener: Callable[[Tensor], None]) -> Callable[[], None]:
         logit_map(self.hf)  # measures it now: it runs a pass of its own
