@@ -40,7 +40,7 @@ class ModelLoadError(UsageError):
 
 
 class UnsupportedModelError(UsageError):
-    """The architecture lacks a required feature, such as cache rollback."""
+    """The architecture lacks a required feature, such as a cache per layer."""
 
 
 class VocabularyMismatchError(UsageError):

@@ -12,6 +12,9 @@ objectives.py     divergences, TVD++, and weighted sums of them
 optim.py          optimizers and learning-rate schedules
 checkpoint.py     checkpoints and resuming
 initial_draft.py  drafts derived from a target
+lora.py           adapters of low rank in place of a draft's weights
+parallel.py       masks behind anchors of a text, for drafts that propose a block in one pass
+tracking.py       metrics for experiment trackers
 """
 
 from paceline.train.align import align
