@@ -131,7 +131,7 @@ def test_vllm_writes_the_same_with_the_draft_and_accepts_what_was_predicted(run:
 def test_in_bfloat16_vllm_accepts_what_was_predicted(run: Run, export):
     """20 prompts; also the costs of its steps, and the verdict that they give.
 
-    How many texts are equal is a matter of vLLM's rounding: 10 here with AVX-512, more with AMX.
+    How many texts are equal is a matter of vLLM's rounding: 10 of them with AVX-512.
     """
     target = export("vllm-target", TARGET, "vllm")
     draft = export("vllm-draft", DRAFT, "vllm", "--target", str(TARGET))
