@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import yaml
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 _TAG = "tag:yaml.org,2002:"
 _SHOWN = 200  # characters of a key or a problem
+_TAGS_BELOW = {"tasks": "path", "scored_tasks": "task"}  # whose keys are names of the user
 _TAGS = {"objective": "kind", **{key: key for key in ("engine", "task", "rule", "policy")}}
 
 
@@ -234,12 +236,13 @@ def set_key(values: dict[str, Any], keys: Sequence[str], value: Any, source: str
         ConfigError: a key on the path holds a value that is not a mapping.
     """
     node = values
-    for key in keys[:-1]:
+    for above, key in pairwise(["", *keys[:-1]]):
         child = node.get(key)
         if child is None:
             child = node[key] = {}
         elif isinstance(child, str):
-            child = node[key] = {_TAGS.get(key, "path"): child}
+            tag = _TAGS_BELOW.get(above) or _TAGS.get(key, "path")
+            child = node[key] = {tag: child}
         if not isinstance(child, dict):
             raise ConfigError(
                 f"{source}: {key} holds a value ({shown(child)}), not further keys; write it as a "

@@ -126,10 +126,13 @@ def _tune(
     pair = cache(lambda: load_models_of(config, costs))
     choosing, confirming = (_Measured(config, costs, name, pair, progress) for name in _STEPS)
     _ = choosing.work, confirming.work  # raises if a prompt is too long
-    run.write_manifest(config)  # only after models and task were loaded
+    # only after models and task were loaded; that of a finished run stays until its result goes
+    if not run.manifest.exists():
+        run.write_manifest(config)
     _show_first(choosing.work, config.sampling)
     choosing.measure([])  # raises if the target scores 0
     candidates = propose(choosing)
+    run.write_manifest(config)
     for stale in (run.path / _FILE, run.result):  # possibly of another bound
         stale.unlink(missing_ok=True)
     measured = choosing.measure(candidates)

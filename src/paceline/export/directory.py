@@ -18,7 +18,7 @@ from paceline.engines.assisted import assisted_settings
 from paceline.errors import ExportError, UsageError
 from paceline.export.export_inputs import SAMPLES
 from paceline.models import load_model
-from paceline.models.checkpoint_files import auto_class
+from paceline.models.checkpoint_files import auto_class, keep_cap
 from paceline.models.drafts.save import tokenizer_files, write_model
 from paceline.models.gguf.conversion import convert_gguf
 from paceline.models.loading import LICENCES, load_tokenizer
@@ -200,6 +200,7 @@ def check_directory(inputs: Inputs, reference: Reference, folder: Path) -> Check
         options = {"local_files_only": True, "trust_remote_code": False}
         auto = auto_class(AutoConfig.from_pretrained(folder, **options))
         hf = auto.from_pretrained(folder, dtype=inputs.stored, **options).eval()
+        keep_cap(hf)
         again = _compare(inputs, reference, inputs.model.rewrap(hf), tokenizer)
         stored = {"stored": inputs.stored_name, "stored_agreement": again.agreement}
         checks = checks.model_copy(update=stored)

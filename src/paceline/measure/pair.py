@@ -143,7 +143,7 @@ class PairConfig(ModelsConfig):
         given += {True: ["--chat"], False: ["--raw"], None: []}[self.chat]
         read = self.prompts.model_dump(mode="json", exclude={"path"}, exclude_defaults=True)
         for name, value in read.items():
-            given += ["--set", f"prompts.{name}={json.dumps(value)}"]
+            given += ["--set", f"prompts.{name}={json.dumps(value, ensure_ascii=False)}"]
         if self.draft_weights != "auto":
             given += ["--draft-weights", self.draft_weights]
         if self.max_prompt_tokens is not None:

@@ -166,15 +166,20 @@ def with_weights(
             device_map=place,
             **location.options,
         )
-    text = hf.config.get_text_config(decoder=True)
-    if getattr(text, "attn_logit_softcapping", None) and text._attn_implementation == "sdpa":
-        hf.set_attn_implementation("eager")  # up to transformers 5.20, SDPA drops the cap
+    keep_cap(hf)
     if is_quantized(config) and not is_quantized(hf.config):
         hf._weight_conversions = None  # its weights are plain, and are saved as such
         wide = "|".join(hf._get_dtype_plan(dtype)) or "$^"
         for name, weight in hf.named_parameters():  # without scales, it is as it was stored
             weight.data = weight.data if re.search(wide, name) else weight.data.to(dtype)
     return hf, info
+
+
+def keep_cap(hf: Any) -> None:
+    """Have the scores of Gemma 2's attention capped: up to transformers 5.20, SDPA does not."""
+    text = hf.config.get_text_config(decoder=True)
+    if getattr(text, "attn_logit_softcapping", None) and text._attn_implementation == "sdpa":
+        hf.set_attn_implementation("eager")
 
 
 @contextlib.contextmanager

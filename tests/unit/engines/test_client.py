@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from paceline.config import apply_override
 from paceline.core.sampling import SamplingParams
@@ -21,6 +21,7 @@ from paceline.engines import client
 from paceline.engines.client import Client, connection, root_of
 from paceline.engines.commands import EngineChoice, server_command
 from paceline.engines.contract import BlockCounts, Request, Setup
+from paceline.engines.kinds import EngineName, RuleServer
 from paceline.engines.process import ServerProcess
 from paceline.engines.servers import block_counts
 from paceline.engines.text_servers import TextServers
@@ -206,6 +207,12 @@ def ends(pid: int) -> bool:
 
 
 @pytest.mark.slow
+def test_configurations_accept_these_engines_alone():
+    for choice, wrong in ((EngineName, "paceline"), (RuleServer, "sglang")):
+        with pytest.raises(ValidationError, match="'vllm'"):
+            TypeAdapter(choice).validate_python(wrong)
+
+
 def test_ctrl_c_ends_the_wait_for_a_server_in_one_line():
     """In training, whose own handler lets a step end first: the second one ends at once."""
     program = textwrap.dedent("""

@@ -144,7 +144,7 @@ def test_nothing_runs_without_consent(corpus: CorpusConfig, tmp_path: Path):
     (example,) = task.examples("test", 1)
     leak = tmp_path / "leak"
     for refused in (lambda: task.score(example, f"    open({str(leak)!r}, 'w')"), task.versions):
-        with pytest.raises(UsageError, match=r"add --set task\.allow_execution=true"):
+        with pytest.raises(UsageError, match="set its allow_execution to true by --set"):
             refused()
     assert not leak.exists()
 

@@ -97,24 +97,27 @@ def _shorten(hf: PreTrainedModel, kept: dict[str, list[int]]) -> None:
 
 
 def _check_config(hf: PreTrainedModel) -> None:
-    """Raise if a model built from the config has other weights."""
+    """Raise if a model built from the config, as it is read from a file, has other weights."""
+    config = type(hf.config).from_dict(hf.config.to_dict())
+    types = [
+        getattr(each.get_text_config(decoder=True), "layer_types", None)
+        for each in (hf.config, config)
+    ]
     try:
         with torch.device("meta"):
-            built = type(hf)(copy.deepcopy(hf.config))
-    except ValueError:  # Gemma 4 E4B
-        raise UnsupportedModelError(
-            f"{hf.config.model_type} has layers that use the keys of other layers, so none can be "
-            "left out; take a smaller model with its tokenizer as draft"
-        ) from None
-    shapes = [
-        {name: weight.shape for name, weight in model.named_parameters(remove_duplicate=False)}
-        for model in (hf, built)
-    ]
-    if shapes[0] != shapes[1]:
+            built = type(hf)(config)
+    except ValueError:  # Gemma 4: layers use the keys of others, or the last has a window
+        built = None
+    if built is None or types[0] != types[1] or _shapes(hf) != _shapes(built):
         raise UnsupportedModelError(
             f"{hf.config.model_type} has layers of several kinds, assigned by index in its config, "
-            "and these layers do not match; choose other layers, or a new draft (--params)"
+            "and these layers do not match; choose others, such as the target's last one at the "
+            "end, a new draft (--params), or a smaller model with its tokenizer"
         )
+
+
+def _shapes(hf: PreTrainedModel) -> dict[str, torch.Size]:
+    return {name: weight.shape for name, weight in hf.named_parameters(remove_duplicate=False)}
 
 
 def layer_lists(hf: PreTrainedModel) -> dict[str, tuple[str, nn.ModuleList]]:

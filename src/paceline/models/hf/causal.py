@@ -50,6 +50,7 @@ class HfDecoder:
         # those of an encoder-decoder are positions of sources
         self._takes_positions = not is_encoder_decoder(hf.config) and takes_positions(hf)
         self._cache_argument = cache_argument(hf)
+        self._num_listeners = 0
 
     def __call__(self, tokens_BN: Tensor, cache: Any, ends_B: Tensor | None, keep: int) -> Tensor:
         # without padding, most models are faster without mask and positions
@@ -67,7 +68,7 @@ class HfDecoder:
     def _inputs(self, tokens_BN: Tensor, cache: Any, keep: int, **ragged: Tensor) -> dict[str, Any]:
         """Arguments beside the cache; `ragged`: those of `mask_and_positions`, if rows differ."""
         kept, config = cast("Any", keep), self.hf.config.get_text_config(decoder=True)
-        if keep and getattr(config, "num_kv_shared_layers", 0):
+        if keep and self._num_listeners and getattr(config, "num_kv_shared_layers", 0):
             # by a number, Gemma 4 cuts the hidden states, too
             kept = torch.arange(tokens_BN.shape[1])[-keep:].to(tokens_BN.device)
         return {"input_ids": tokens_BN, "logits_to_keep": kept, **ragged}
@@ -78,7 +79,14 @@ class HfDecoder:
         def hear(_module: Any, _inputs: Any, output: Any) -> None:
             listener(for_head(output.last_hidden_state, self.hf))
 
-        return decoder_body(self.hf).register_forward_hook(hear).remove
+        hook = decoder_body(self.hf).register_forward_hook(hear)
+        self._num_listeners += 1
+
+        def remove() -> None:
+            self._num_listeners -= 1
+            hook.remove()
+
+        return remove
 
 
 class CausalSession(ModelSession):
