@@ -197,15 +197,17 @@ def test_a_draft_made_elsewhere_goes_the_same_way(run: Run, export, tmp_path: Pa
     target = export("gguf-target-f32", TARGET, "llamacpp", "--dtype", "float32")
     more = ("--target", str(TARGET), "--dtype", "float32")
     ours = export("gguf-theirs-f32", tmp_path / "theirs", "llamacpp", *more)
-    plain = ("--draft", str(tmp_path / "theirs"))
+    plain = ("--set", f"draft={tmp_path / 'theirs'}")
     found = served(run, "llamacpp-theirs", "llamacpp", target, ours, 16, *FLOAT32, *plain)
     assert found["agreement"]["agrees"], found["agreement"]["reason"]
     converted = tmp_path / "theirs.gguf"
     script = FOLDER / "llama.cpp" / "convert_hf_to_gguf.py"
     exported = export("theirs", tmp_path / "theirs", "transformers", *more)
     command = [sys.executable, script, exported, "--outfile", converted, "--outtype", "f32"]
-    subprocess.run(command, check=True, capture_output=True)
-    plain = ("--draft", str(converted))
+    # the command line has set PYTHONSAFEPATH, and the script imports from its own directory
+    environment = {name: value for name, value in os.environ.items() if "SAFEPATH" not in name}
+    subprocess.run(command, check=True, capture_output=True, env=environment)
+    plain = ("--set", f"draft={converted}")
     found = served(run, "llamacpp-gguf", "llamacpp", target, str(converted), 16, *FLOAT32, *plain)
     assert found["agreement"]["agrees"], found["agreement"]["reason"]
 
@@ -216,9 +218,10 @@ def test_transformers_accepts_what_was_predicted(run: Run):
     given = ("--set", f"num_speculative_tokens={GAMMA}", *FLOAT32, "--temperature", "0", "--json")
     pair = ("--target", TARGET, "--draft", DRAFT)
     code, out, err = run("measure", "--engine", "transformers", *pair, *PROMPTS, *given)
-    assert code == 0, err
+    assert code in (0, 1, 3), err
     keep("transformers-float32", out)
     found = json.loads(out)
+    assert found["agreement"]["agrees"], found["agreement"]["reason"]
     assert found["speed"]["num_equal"] == found["num_requests"] == 64
 
 
