@@ -55,7 +55,11 @@ from paceline.models.hf.architectures import (
     untie_head,
 )
 from paceline.models.hf.causal import CausalModel
-from paceline.models.hf.draft_vocabulary import is_draft_vocabulary, read_draft_vocabulary
+from paceline.models.hf.draft_vocabulary import (
+    DRAFT_VOCABULARY,
+    is_draft_vocabulary,
+    read_draft_vocabulary,
+)
 from paceline.models.hf.seq2seq import Seq2SeqModel
 from paceline.models.hf.settings import warn_of_unused
 from paceline.models.hf.spreading import SHARE, join_ends, num_bytes
@@ -466,7 +470,7 @@ def _merge_into(scratch: Path, directory: Path, base: Path) -> None:
         stored = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
         hf.to(stored).save_pretrained(scratch)
     names = tokenizer_paths(directory if has_vocabulary(directory) else base)
-    copy_files([*names, base / "draft_vocabulary.json"], scratch)
+    copy_files([*names, base / DRAFT_VOCABULARY], scratch)
 
 
 def _merge(hf: Any, directory: Path, base: Path) -> None:

@@ -11,7 +11,7 @@ from transformers import PreTrainedConfig
 from paceline.errors import ModelLoadError
 from paceline.models.admission.tokenizer import TOKENIZER_FILES, tokenizer_paths
 from paceline.models.hf.architectures import is_encoder_decoder, stores_head
-from paceline.models.hf.draft_vocabulary import write_draft_vocabulary
+from paceline.models.hf.draft_vocabulary import DRAFT_VOCABULARY, write_draft_vocabulary
 from paceline.models.loading import model_directory
 from paceline.places import copy_files
 from paceline.records import atomic_directory
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from paceline.models.hf.base import HfModel
 
-_MODEL_FILES = ("config.json", "generation_config.json", "draft_vocabulary.json", *TOKENIZER_FILES)
+_MODEL_FILES = ("config.json", "generation_config.json", DRAFT_VOCABULARY, *TOKENIZER_FILES)
 _MODEL_FILES += ("*.safetensors", "*.safetensors.index.json")
 """Files that `save_draft` may write."""
 

@@ -18,13 +18,13 @@ from paceline.errors import ModelLoadError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_FILE = "draft_vocabulary.json"
+DRAFT_VOCABULARY = "draft_vocabulary.json"
 EXPORTED = "paceline_export.json"
 """Marks an export; tells whether the draft vocabulary is baked into its head."""
 
 
 def write_draft_vocabulary(directory: Path, tokens_K: Tensor) -> None:
-    (directory / _FILE).write_text(json.dumps({"tokens": tokens_K.tolist()}), "utf-8")
+    (directory / DRAFT_VOCABULARY).write_text(json.dumps({"tokens": tokens_K.tolist()}), "utf-8")
 
 
 def is_draft_vocabulary(tokens: Any, vocab_size: int) -> bool:
@@ -40,7 +40,7 @@ def is_draft_vocabulary(tokens: Any, vocab_size: int) -> bool:
 
 def read_draft_vocabulary(directory: Path, vocab_size: int) -> Tensor | None:
     """The list of a model directory, most likely first, [K]; None if there is none."""
-    path = directory / _FILE
+    path = directory / DRAFT_VOCABULARY
     if not path.exists():
         return None
     try:
