@@ -8,6 +8,8 @@
 Only a negative result returns 1, so scripts can tell it from a failure.
 """
 
+import errno
+
 VERDICT, USAGE, NOT_DONE, INTERRUPTED = 1, 2, 3, 130
 
 
@@ -91,6 +93,16 @@ class InputNote(UserWarning):
 
 class SlowerWarning(UserWarning):
     """A fast code path is not available: same results, more time."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out; torch and CUDA say so in a plain RuntimeError, too."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    marks = ("can't allocate memory", "not enough memory", "out of memory", "std::bad_alloc")
+    return isinstance(error, RuntimeError) and any(mark in str(error) for mark in marks)
 
 
 def first_line(error: BaseException) -> str:

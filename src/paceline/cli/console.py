@@ -7,7 +7,6 @@ terminal: everything is printed by `stdout`, `stderr`, `echo` or `say`.
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import io
 import logging
@@ -30,7 +29,13 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from paceline.errors import INTERRUPTED, InputNote, PacelineError, StorageError
+from paceline.errors import (
+    INTERRUPTED,
+    InputNote,
+    PacelineError,
+    StorageError,
+    is_out_of_memory,
+)
 from paceline.records import FULL
 
 if TYPE_CHECKING:
@@ -187,8 +192,6 @@ def progress_line(stages: Sequence[str] = ()) -> Iterator[Listener]:
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
-# torch and CUDA raise a plain RuntimeError with one of these messages.
-_NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "std::bad_alloc")
 _LONGEST_REASON = 300
 
 
@@ -219,18 +222,10 @@ def describe_crash(error: Exception) -> PacelineError:
 
 def _reason(error: Exception) -> str:
     first = " ".join(str(error).split())[:_LONGEST_REASON]
-    if _is_out_of_memory(error):
+    if is_out_of_memory(error):
         detail = f" ({first})" if first else ""
         return f"memory ran out{detail}: lower batch_size, shorten the texts or free memory"
     if isinstance(error, OSError) and error.errno in FULL:
         return f"the disk is full ({first}): free space and run again"
     name = type(error).__name__
     return f"the command could not be completed: {name}: {first}" if first else f"{name} was raised"
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return True
-    if isinstance(error, OSError):
-        return error.errno == errno.ENOMEM
-    return isinstance(error, RuntimeError) and any(mark in str(error) for mark in _NO_MEMORY)

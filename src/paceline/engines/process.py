@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 from paceline.cache import cache_directory
 from paceline.engines.client import Client, api_key, check_packages
 from paceline.engines.commands import server_command
-from paceline.errors import EngineError, UsageError
+from paceline.errors import EngineError, UsageError, shorten
 from paceline.processes import end_with_parent, last_lines, stop_groups
 from paceline.records import storage_errors
 
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
 
 
 _LAST_LINES = 3  # of a log, in an error message
-_LOG_TAIL = 2_000  # bytes at the end of a log
+_LONGEST = 400  # characters of an error message
+_LOG_TAIL = 64_000  # bytes at the end of a log: vLLM raises its cause again, several times
 # Not passed on, because the server would require an API key.
 _KEYS = ("LLAMA_API_KEY", "VLLM_API_KEY")
 _POLL_S = 0.5
@@ -116,9 +118,12 @@ class ServerProcess:
             self._process.wait()
 
     def _log_excerpt(self) -> str:
-        """The path of the log and its last lines."""
+        """The path of the log and its last error, or else its last lines."""
         lines = [" ".join(line.split()) for line in last_lines(self._log, _LOG_TAIL)]
-        return f"see {self._log} ({' / '.join(lines[-_LAST_LINES:])[-300:] or 'empty'})"
+        errors = (re.search(r"\w+Error: .*", line) for line in lines if "WARNING" not in line)
+        causes = [error[0] for error in errors if error and "root cause" not in error[0]]
+        said = causes[-1] if causes else " / ".join(lines[-_LAST_LINES:])[-_LONGEST:]
+        return f"see {self._log} ({shorten(said, _LONGEST) or 'empty'})"
 
 
 def find_program(name: str) -> str:

@@ -273,8 +273,8 @@ def measure_speculators(config: SpeculatorsConfig, progress: Progress = silent) 
         for method, text in config.methods.items():
             with _server(config, text, prompts, progress) as engine:
                 version = engine.version
-                engine.serve(requests[0])  # warms up
                 for load in loads:
+                    _asked(engine, groups[load][0])  # warms up
                     own = range(start, len(groups[load]), config.starts)
                     found = {number: _asked(engine, groups[load][number]) for number in own}
                     timed.setdefault((method, load), Answers(engine, [])).by_start.append(found)

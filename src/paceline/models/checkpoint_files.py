@@ -26,7 +26,13 @@ from transformers.quantizers.auto import AutoHfQuantizer
 from transformers.utils.import_utils import is_flash_attn_2_available
 from transformers.utils.peft_utils import find_adapter_config_file
 
-from paceline.errors import ModelLoadError, PacelineError, UnsupportedModelError, first_line
+from paceline.errors import (
+    ModelLoadError,
+    PacelineError,
+    UnsupportedModelError,
+    first_line,
+    is_out_of_memory,
+)
 from paceline.fingerprints import files_fingerprint
 from paceline.models.hf.architectures import (
     is_encoder_decoder,
@@ -196,9 +202,11 @@ def _quantized_weights(name: str, config: Any) -> Generator[None]:
             yield
             return
         reason = "transformers does not know it"
-    except (PacelineError, torch.OutOfMemoryError):
+    except PacelineError:
         raise
     except (ImportError, RuntimeError, ValueError) as error:  # of quantizers
+        if is_out_of_memory(error):
+            raise
         reason = first_line(error)
     raise UnsupportedModelError(
         f"{name} is quantized by {method}, which cannot be read here ({reason}); install what it "

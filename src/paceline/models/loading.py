@@ -31,6 +31,7 @@ from paceline.errors import (
     UnsupportedModelError,
     UsageError,
     first_line,
+    is_out_of_memory,
     shorten,
 )
 from paceline.models.admission.model import admit
@@ -323,9 +324,11 @@ def open_model(path: str | Path, *, tokenizer_alone: bool = False) -> Iterator[M
             yield ModelLocation(str(path), str(directory))
         else:
             yield _locate(path)
-    except (PacelineError, MemoryError, RecursionError, torch.OutOfMemoryError):
+    except (PacelineError, RecursionError):
         raise
     except Exception as error:
+        if is_out_of_memory(error):
+            raise
         if "trust_remote_code" in str(error):  # a model of the hub
             raise needs_code(str(path)) from None
         raise _unreadable(path, error) from error

@@ -158,6 +158,22 @@ def test_a_server_gets_the_users_own_setting_of_the_hub(
     assert (tmp_path / "log").read_text() == "0\n"
 
 
+def test_of_a_server_that_did_not_start_the_cause_is_said(tmp_path: Path):
+    """The order of vLLM 0.32: a warning, the cause, errors that follow from it, a last line."""
+    log = """
+        WARNING 11-30 15:31:04 [system_utils.py:255] fd limit errors like `OSError: [Errno 24]`
+        (EngineCore pid=7) ERROR 11-30 15:31:09 [core.py:1] ValueError: Free memory is too small
+        (APIServer pid=1) RuntimeError: Engine core initialization failed. See root cause above.
+        nothing more
+    """
+    command = [sys.executable, "-c", f"print({log!r})"]
+    with ServerProcess(command, 1, tmp_path / "log", {}) as server:
+        while not server.last_words():
+            pass  # it waits
+        said = f"; it ended: see {tmp_path}/log (ValueError: Free memory is too small)"
+        assert server.last_words() == said
+
+
 def test_a_server_is_started_for_the_requests_that_it_gets_at_once():
     setup = Setup("~/target", None, 20, batch_size=2)
     command = server_command(EngineChoice(engine="vllm"), setup, 1)

@@ -12,6 +12,7 @@ import os
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import gguf
 import numpy as np
@@ -216,6 +217,15 @@ def test_a_conversion_that_fails_leaves_nothing(
     monkeypatch.undo()
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
     assert load_model(gguf_file).vocab_size == 266
+
+
+def test_memory_that_runs_out_is_no_fault_of_the_file(
+    gguf_file: Path, monkeypatch: pytest.MonkeyPatch
+):
+    said = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"
+    monkeypatch.setattr(PreTrainedModel, "save_pretrained", Mock(side_effect=RuntimeError(said)))
+    with pytest.raises(RuntimeError, match="allocate 9 bytes"):
+        load_model(gguf_file)
 
 
 def test_two_at_once_make_one_entry(gguf_file: Path, tmp_path: Path):

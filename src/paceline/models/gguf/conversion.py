@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 
 from paceline.cache import cached_directory
 from paceline.environment import how_to_install
-from paceline.errors import ModelLoadError, PacelineError, first_line
+from paceline.errors import ModelLoadError, PacelineError, first_line, is_out_of_memory
 from paceline.fingerprints import files_fingerprint, short_hash
 from paceline.models.checkpoint_files import save_tokenizer
 from paceline.models.gguf.architectures import PAIRS, ROPE_FACTORS, read_config
@@ -97,9 +97,11 @@ def read_gguf_header(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBa
 def _errors(path: Path) -> Iterator[None]:
     try:
         yield
-    except (PacelineError, OSError, MemoryError):
+    except (PacelineError, OSError):
         raise
     except Exception as error:  # the reader raises whatever numpy and struct raise
+        if is_out_of_memory(error):
+            raise
         raise ModelLoadError(
             f"{path} cannot be read as a GGUF file ({first_line(error)}); download it again, or "
             "use the model's safetensors directory"
