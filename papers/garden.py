@@ -123,7 +123,7 @@ def make(seed: int, name: str) -> Path:
 def quality(seed: int, name: str) -> dict[str, float]:
     """Accuracy of the target's samples, and of answers that need no model; the gate of a garden.
 
-    constant: the answer that is most often right among those of the training text; source: the
+    constant: the answer that is most often right, of 50 of the training text; source: the
     prompt; random: an answer of the training text. The other tasks of the draft are not gated.
     """
     study, folder = STUDIES[name], folder_of(seed) / name

@@ -2,7 +2,8 @@
 
 A draw is one repetition with everything drawn anew: training texts, the draft's start, the order of
 training, test examples. A claim's statistic gives one number of each draw. Its interval has the
-level 0.05 / number of claims, two-sided, so that the probability of any wrong sign is at most 5%.
+level 0.05 / number of claims, divided by their tasks and statistics, two-sided, so that the
+probability of any wrong sign is at most 5%.
 
     no gain that matters   the interval is below the margin, and not below 0
     does not hold          it is below 0 (of `not_less`: below -margin)

@@ -42,7 +42,6 @@ ARMS: dict[str, dict[str, Any]] = {
     "not_pretrained": {"objective": "forward_kl"},
     "longer": {"objective": "forward_kl"},  # not pretrained, in the steps of both parts
 }
-TUNED = ("kld", "tvd", "tvd_plus_plus", "not_pretrained", "longer")
 RATES = (5.0e-4, 1.5e-3)
 LOW_RATES = (1.5e-5, 5.0e-5)  # of TVD++: in earlier gardens 5e-5 was better than 1.5e-4
 TUNING_DRAWS = (100, 101)
@@ -153,7 +152,7 @@ def tune(garden: int) -> None:
         draw.prepare()
         runs = [
             draw.align(arm, rate)
-            for arm in TUNED
+            for arm in ARMS
             for rate in (LOW_RATES if arm == "tvd_plus_plus" else RATES)
         ]
         rows += draw.measure(runs, {"held_out": 64})

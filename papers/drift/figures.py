@@ -8,8 +8,6 @@ import altair as alt
 import pandas as pd
 
 from papers.drift.run import NOON, ROUNDS
-from papers.parallel_drafts.figures import shown
-from papers.statistics import interval
 
 if TYPE_CHECKING:
     from typing import Any
@@ -24,11 +22,11 @@ PARTS = (
 
 
 def tables(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Tokens per target call in each half of a day: means over rounds."""
+    """Tokens per target call in each half of a day: means over the rounds of one run."""
     part = (rows["round"] - 1) // NOON
     lines = [
         {"part": PARTS[number], "rounds": len(own)}
-        | {arm: shown(interval(list(own[arm]), 0.05)) for arm in ARMS}
+        | {arm: f"{own[arm].mean():.2f}" for arm in ARMS}
         | {"swaps": int((own["decision"] == "swapped").sum())}
         | {"back": int((own["decision"] == "brought back").sum())}
         | {"minutes": f"{own['seconds'].sum() / 60:.0f}"}

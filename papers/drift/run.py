@@ -11,6 +11,7 @@ all rounds of the day together may train. A run that was stopped goes on when it
 from __future__ import annotations
 
 import json
+import math
 import random
 import re
 import sysconfig
@@ -21,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 from pyarrow import compute, parquet
 
-from paceline.config import load_config
-from paceline.follow import FollowConfig, follow
+from paceline.config import load_config, read_result
+from paceline.follow import FollowConfig, Round, follow
 from paceline.follow.judge import Judge
 from paceline.records import atomic_write_text
 from paceline.results import FIGURES
@@ -34,8 +35,6 @@ from papers.statistics import PAPERS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from paceline.follow import Round
 
 FOLDER, ROWS = ROOT / "drift", PAPERS / "drift" / "rows" / "garden-1.csv"
 DAYS, REQUESTS, ROUNDS, SECONDS = 2, 20_000, 16, 60.0
@@ -130,6 +129,8 @@ def config(target: str | Path, draft: Path, seconds: float) -> FollowConfig:
 def daily(settings: FollowConfig, start: Path, day: int) -> Path:
     """The draft that is aligned at the end of a day, on what the store has then."""
     output = FOLDER / f"daily-{day}"
+    if (output / "result.json").exists():  # the store has changed since
+        return output / "draft"
     align(settings.align_config(start, FOLDER / "follow" / "store.parquet", output), resume=True)
     return output / "draft"
 
@@ -164,9 +165,13 @@ def run() -> None:
             drafts["daily"] = daily(end, drafts["daily"], number // ROUNDS)
         if len(lines) >= number:
             continue
-        start = time.monotonic()
-        (found,) = follow(settings)
-        seconds = time.monotonic() - start
+        file = FOLDER / "follow" / "rounds" / f"{number:06d}" / "round.json"
+        if file.exists():  # stopped before its line was written
+            found, seconds = read_result(Round, file, "paceline follow"), math.nan
+        else:
+            start = time.monotonic()
+            (found,) = follow(settings)
+            seconds = time.monotonic() - start
         lines.append(line_of(found, drafts, settings) | {"seconds": round(seconds, 1)})
         pd.DataFrame(lines).to_csv(ROWS, index=False)
 

@@ -12,7 +12,9 @@ def tables(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Acceptance of the old draft, and after minutes of alignment: means over draws, T=1."""
     keys, figure = ["kind", "source", "minutes"], "expected_acceptance"
     after = rows[rows["when"] == "after"].groupby(keys)[figure].apply(_shown).unstack("minutes")
-    before = rows[rows["when"] == "before"].groupby(keys[:2])[figure].apply(_shown)
+    # the same number whatever the minutes that follow
+    before = rows[rows["when"] == "before"].drop_duplicates([*keys[:2], "draw"])
+    before = before.groupby(keys[:2])[figure].apply(_shown)
     table = pd.concat([before.rename("before"), after.rename(columns="{:g} min".format)], axis=1)
     return {"acceptance": table.fillna("-").reset_index()}
 

@@ -32,6 +32,11 @@ def main_arms(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[~rows["arm"].str.contains("weights")]
 
 
+def scored(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of scored texts, without those of requests that were decoded."""
+    return rows[rows["timed"].isna()]
+
+
 def by_gamma(rows: pd.DataFrame, figure: str, keys: list[str]) -> pd.DataFrame:
     """A line per setting, a column per gamma: mean over draws, and half its interval."""
     table = rows.groupby([*keys, "gamma"])[figure].apply(
@@ -52,16 +57,16 @@ def tables(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
     rows = with_figures(rows)
     main = main_arms(rows)
     return {
-        "tau": by_gamma(main, "tau", KEYS),
-        "expected": by_gamma(main, "expected", KEYS),
+        "tau": by_gamma(scored(main), "tau", KEYS),
+        "expected": by_gamma(scored(main), "expected", KEYS),
         "timed": timed(main),
-        "weights": weights(rows),
+        "weights": weights(scored(rows)),
     }
 
 
 def timed(rows: pd.DataFrame) -> pd.DataFrame:
     """The speedup of decoded requests, timed beside the plain target, and the cost of a pass."""
-    kept = rows.dropna(subset=["speedup"])
+    kept = rows[rows["timed"] == "requests"]
     lines = []
     for key, own in kept.groupby(KEYS):
         cost = own["draft_pass_s"] / own["target_pass_s"]
@@ -92,7 +97,7 @@ def predicted(rows: pd.DataFrame, costs: Iterable[float]) -> pd.DataFrame:
 
     A block costs 1 + gamma c with an ordinary draft, and 1 + c with a parallel one.
     """
-    own = main_arms(with_figures(rows))
+    own = main_arms(with_figures(scored(rows)))
     own = own[own["parallel"] | (own["arm"] == "ordinary")]
     passes = own["gamma"].where(~own["parallel"], 1)
     parts = [

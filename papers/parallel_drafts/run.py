@@ -85,7 +85,8 @@ def run(garden: int, layers: int, minutes: float, draw: int) -> Path:
     drafts = {"ordinary": aligned(folder / "ordinary", start, seconds, seed)}
     half = aligned(folder / "half", start, seconds / 2, seed)
     for name, settings in parallel_arms(layers, minutes).items():
-        drafts[name] = aligned(folder / name, half, seconds / 2, seed, *settings)
+        # other text than the first half of the minutes had
+        drafts[name] = aligned(folder / name, half, seconds / 2, seed + 500, *settings)
     lines: list[dict[str, Any]] = []
     for name, path in drafts.items():
         for parallel in (False,) if name == "ordinary" else (True, False):

@@ -1,6 +1,6 @@
 """Exception classes; each has a standard base class and the exit code of the command line.
 
-1    negative result: NO-GO, a failed check, or no measurement meets a bound
+1    negative result: NO-GO, a failed check, an alarm, or no measurement meets a bound
 2    usage error: an option, a configuration, a file or a model cannot be used
 3    failure: training failed, the disk is full, memory ran out, a crash
 130  interrupted by the user

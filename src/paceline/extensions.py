@@ -13,7 +13,7 @@ import importlib
 import importlib.util
 import os
 import sys
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, cast, get_args
 
 from pydantic import Field, TypeAdapter, ValidationError, WrapSerializer, WrapValidator
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from pydantic import SerializationInfo, ValidationInfo
 
 IMPORT = "import"
-Variant = TypeVar("Variant")
 
 
 def variants(union: Any, tag: str, base: type[Any]) -> Any:

@@ -16,7 +16,7 @@ from paceline.errors import ConfigError
 IMPORTS = "PACELINE_IMPORTS"
 """Environment variable: Python modules that `import:` may name, separated by commas."""
 PROGRAMS = "PACELINE_PROGRAMS"
-"""Environment variable: programs that may be started as an engine, separated by commas."""
+"""Environment variable: programs that may be started, such as engines, separated by commas."""
 EXECUTION = "PACELINE_EXECUTION"
 """Environment variable: 1 permits code tasks that only a file allows."""
 
@@ -58,7 +58,7 @@ def check_consent(values: Any, given: Any, where: str = "") -> None:
     for key, value in found.items():
         check_consent(value, named.get(key), f"{where}{key}.")
     execution = found.get("allow_execution")
-    if execution and not (named.get("allow_execution") or allowed(EXECUTION)):
+    if execution and not (named.get("allow_execution") or "1" in allowed(EXECUTION)):
         raise ConfigError(
             "a file may not allow that programs of a model run; if you want that, add --set "
             f"{where}allow_execution=true"

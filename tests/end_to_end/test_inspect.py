@@ -47,10 +47,10 @@ def test_sizes_and_stop_tokens_are_those_that_transformers_built(run: Run, tmp_p
 def test_the_trained_part_of_a_chat_is_marked(run: Run, tmp_path: Path):
     model = saved(tmp_path / "model", "llama", template=CHATML)
     write_lines(tmp_path / "chat.jsonl", CHAT)
-    (example,) = facts_of(run, model, "--chat", tmp_path / "chat.jsonl")["examples"]
+    (example,) = facts_of(run, model, "--prompts", tmp_path / "chat.jsonl")["examples"]
     assert example["given"] == "<bos>user\na<eos>\n<bos>assistant\n"
     assert example["trained"] == "the<eos>"
-    out = succeeded(run, "inspect", model, "--chat", tmp_path / "chat.jsonl")
+    out = succeeded(run, "inspect", model, "--prompts", tmp_path / "chat.jsonl")
     assert "<bos>assistant\n[[the<eos>]]" in out
     short = succeeded(run, "inspect", model)
     assert re.search(r"exports +vllm, sglang, llamacpp, transformers\n", short)

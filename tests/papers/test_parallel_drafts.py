@@ -12,16 +12,24 @@ TIMED = {"target_pass_s": 0.010, "draft_pass_s": 0.002}
 
 
 def rows_of(taus: dict[tuple[str, bool], tuple[float, ...]]) -> pd.DataFrame:
-    """Rows of two draws, whose tau differs by 0.2, at gamma 1, 2, ..."""
+    """Rows of two draws, whose tau differs by 0.2, at gamma 1, 2, ...
+
+    With those that timing adds: of a gamma that was tried, and of the decoded requests.
+    """
     lines = [
         ONE
+        | {"timed": None}
         | {"draw": draw, "arm": arm, "parallel": parallel, "temperature": 1.0, "gamma": gamma}
         | {"emitted": 10 * (tau + 0.2 * draw), "block_cost": 1 + 0.2 * (1 if parallel else gamma)}
-        | (TIMED | {"speedup": 1.5} if gamma == 1 else {"speedup": None})
+        | {"speedup": None}
         for (arm, parallel), own in taus.items()
         for draw in range(2)
         for gamma, tau in enumerate(own, 1)
     ]
+    first = [line for line in lines if line["gamma"] == 1]
+    lines += [line | {"timed": "choosing", "speedup": 9.0} for line in first]
+    decoded = {"timed": "requests", "emitted": 99.0, "block_cost": None, "speedup": 1.5}
+    lines += [line | TIMED | decoded for line in first]
     return pd.DataFrame(lines)
 
 

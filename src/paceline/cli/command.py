@@ -52,7 +52,7 @@ def _said(text: str, whole: bool) -> str:
     """An option's help; if not the whole, its first sentence and its default, without the key."""
     if whole:
         return text
-    first = re.sub(r"^[\w.]+\.\w+: ", "", text).partition(". ")[0].removesuffix(".")
+    first = re.sub(r"^(?!draft_)[\w.]+\.\w+: ", "", text).partition(". ")[0].removesuffix(".")
     default = re.search(r"\[default: .*\]", text)
     return f"{first} {default[0]}" if default and "{" not in default[0] else first
 
@@ -190,10 +190,7 @@ _MEASURED = ("loading", "sampling text", "scoring", "timing passes")
 STAGES = {
     "measure": (*_MEASURED, "choosing gamma", "timing requests"),
     "analyze": ("loading", "sampling text", "timing passes", "analyzing rules"),
-    "verify_losslessness": (
-        *("loading", "greedy texts", "sampled texts (Lossless)"),
-        "sampled texts (KeepsHalfOfTheRejected)",
-    ),
+    "verify_losslessness": (*("greedy texts", "sampled texts", "sampled texts of a broken rule"),),
     "align": ("loading", "held-out text", "training", "evaluating"),
 }
 """The stages of long functions, in the order of their progress; others are not numbered."""

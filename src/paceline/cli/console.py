@@ -10,6 +10,7 @@ import contextlib
 import functools
 import io
 import logging
+import math
 import os
 import re
 import sys
@@ -165,22 +166,25 @@ def progress_line(stages: Sequence[str] = ()) -> Iterator[Listener]:
     quiet_until = time.monotonic() + _QUIET_S
     starts: dict[str, tuple[float, float]] = {}
     tenths: dict[str, int] = {}
+    latest: dict[str, float] = {}
     with Progress(*columns, console=stderr, disable=not stderr.is_terminal) as bars:
         task = bars.add_task("", total=None, say="")
 
         def listen(stage: str, done: float, total: float, note: str = "") -> None:
             nonlocal quiet_until
             now = time.monotonic()
-            if stage not in starts:
+            if done < latest.get(stage, math.inf):  # a stage that begins, or begins again
                 bars.reset(task)
-            since, first = starts.setdefault(stage, (now, done))
+                starts[stage], tenths[stage] = (now, done), 0
+            latest[stage] = done
+            since, first = starts[stage]
             rate = (done - first) / (now - since) if now > since else 0.0
             number = f"{stages.index(stage) + 1}/{len(stages)} " if stage in stages else ""
             title, said = f"{number}{stage}", [f"{rate:.3g}/s"] if rate and total > 1 else []
             said += [note] if note else []
             bars.update(task, description=title, completed=done, total=total, say=", ".join(said))
             tenth = int(10 * done / total) if total else 0
-            if stderr.is_terminal or now < quiet_until or tenth <= tenths.get(stage, 0):
+            if stderr.is_terminal or now < quiet_until or tenth <= tenths[stage]:
                 return
             tenths[stage], quiet_until = tenth, now + _BETWEEN_S
             said += [f"{(total - done) / rate:.0f} s left"] if rate and done < total else []

@@ -36,8 +36,8 @@ _INTERRUPTED = (
 _HELP = """\
 Speculative decoding with small draft models: create, align, measure and decode.
 
-Exit codes: 0 good or GO, 1 NO-GO or a failed check, 2 wrong usage, 3 not completed, 130
-interrupted."""
+Exit codes: 0 good or GO, 1 NO-GO or a failed check, 2 wrong usage, 3 no verdict or not
+completed, 130 interrupted."""
 
 
 class _Program(typer.core.TyperGroup):

@@ -46,6 +46,8 @@ def draft(
     if config.params is None:
         pair = shlex.join(["--target", config.target, "--draft", str(config.out)])
         align = f"paceline align --config configs/align/quick.yaml {pair}"
+        if config.donor is not None:  # its embeddings are new
+            align += " --set freeze_embeddings=false --set freeze_layers=0"
         if model.decoder_prompt is not None:  # there is no loss on what an encoder reads
             align += " --set target_rounds.train_prompts=false"
         stdout.print(f"next: {align} --data FILE --output DIR")

@@ -135,7 +135,7 @@ def verify(result: "LosslessnessReport", _config: "VerifyConfig") -> "Shown":
     """Test that decoding with a draft is lossless.
 
     Compares greedy texts token by token, and sampled texts by a G-test. Exit code 1: a test failed;
-    3: the broken rule of --self-test was not caught, so more texts are needed.
+    3: more texts are needed, because the tokens are too few or the broken rule was not caught.
     """
     from paceline.cli.result_tables import losslessness_lines
 

@@ -17,7 +17,7 @@ OTHER = "Inspect and try"  # a panel of the help
 @command(OTHER)
 def inspect(
     model: Annotated[str, typer.Argument(help="Model: directory, .gguf file or hub name.")],
-    chat: Annotated[
+    prompts: Annotated[
         str | None,
         typer.Option(help="Rows (.jsonl, .parquet, directory) whose first example is shown."),
     ] = None,
@@ -35,11 +35,11 @@ def inspect(
     from paceline.data import CorpusConfig
     from paceline.export.model_report import inspect as run
 
-    report = run(model, None if chat is None else CorpusConfig(path=chat))
+    report = run(model, None if prompts is None else CorpusConfig(path=prompts))
     if as_json:
         echo(report.model_dump_json(indent=2))
     else:
-        for line in model_lines(report, details=details or chat is not None):
+        for line in model_lines(report, details=details or prompts is not None):
             stdout.print(line)
     raise typer.Exit(0 if report.passed else 1)
 

@@ -213,8 +213,9 @@ def speculator_lines(found: SpeculatorTable) -> Iterator[RenderableType]:
             served = shlex.quote(json.dumps(found.served(name)))
             target = shlex.quote(str(config.engine.target or config.target))
             yield f"{name}: vllm serve {target} --speculative-config {served}"
+    asked = max(len(row.units) * int(row.setting["concurrency"]) for row in found.rows)
     yield (
-        f"{config.num_prompts} requests of {config.max_new_tokens} tokens, vllm "
+        f"{asked} requests of {config.max_new_tokens} tokens, vllm "
         f"{found.engine_version}, temperature {config.sampling.temperature:g}, "
         f"{config.prompt_words}; {words_of_starts(config.starts)}"
     )
@@ -310,25 +311,28 @@ def losslessness_lines(report: LosslessnessReport) -> Iterator[RenderableType]:
     yield styled(f"{report.word}  {setting}: {why}", report.exit_code)
     yield f"greedy:  {'passed' if greedy.passed else 'FAILED'}  {line}"
     sampled = report.distribution
-    yield (
-        f"sampled: {'passed' if sampled.passed else 'FAILED'}  {_describe(sampled)}; failed if p "
-        f"is below {sampled.false_alarm:g}, as once in {1 / sampled.false_alarm:,.0f} runs of a "
-        "lossless rule"
+    limit = (
+        f"; failed if p is below {sampled.false_alarm:g}, as once in "
+        f"{1 / sampled.false_alarm:,.0f} runs of a lossless rule"
     )
+    limit = "" if math.isnan(sampled.p_value) else limit
+    yield f"sampled: {_described(sampled, 'passed', 'FAILED')}{limit}"
     if (broken := report.broken_distribution) is not None:
-        caught = "NOT CAUGHT" if broken.passed else "caught"
-        yield f"a rule broken on purpose: {caught}  {_describe(broken)}"
+        yield f"a rule broken on purpose: {_described(broken, 'NOT CAUGHT', 'caught')}"
     if report.exit_code == 0:
         models = shlex.join([config.draft, "--target", config.target])
         yield f"next: paceline export {models} --to vllm --out DIR --measurement FILE"
         yield "FILE: the output of paceline measure --json, which has the gamma and how to draft"
 
 
-def _describe(check: DistributionCheck) -> str:
+def _described(check: DistributionCheck, passed: str, failed: str) -> str:
     counts = check.counts
+    if counts["impossible"]:
+        return f"{failed}  {counts['impossible']} tokens of probability 0 under the target"
     if math.isnan(check.p_value):
-        return f"not tested: {counts['tokens']} tokens for {counts['cells']} groups"
+        return f"not tested  {counts['tokens']} tokens for {counts['cells']} groups"
     return (
-        f"{counts['tokens']} tokens against the target's distribution: p {check.p_value:.2g} "
+        f"{passed if check.passed else failed}  {counts['tokens']} tokens against the target's "
+        f"distribution: p {check.p_value:.2g} "
         f"(G-test: {check.row.totals['g_statistic']:.1f} over {counts['cells']} groups)"
     )

@@ -175,7 +175,7 @@ def check_packages() -> None:
 
 
 def root_of(url: str) -> str:
-    """Return `http://host:port`, without /v1; raises UsageError if it is no URL of a server."""
+    """Return the URL of a server without /v1; raises UsageError if it is no URL of a server."""
     no_url = UsageError(
         f"{url!r} is not the URL of a server; give a URL such as http://127.0.0.1:8000"
     )

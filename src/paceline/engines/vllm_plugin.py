@@ -2,10 +2,10 @@
 
     PACELINE_RULE='{"rule": "token_v3", "alpha": 0.3}' vllm serve TARGET --speculative-config ...
 
-`PACELINE_RULE` is a rule as JSON or YAML, or a file with one, such as decoding.yaml of `paceline
-tune`. Without it, vLLM is not changed. vLLM has two model runners; the rule is put into the second
-one, its default on GPUs, and the first one ends with one line. Replaced are the function that keeps
-drafts, and those that overwrite the logits which a rule reads.
+`PACELINE_RULE` is a rule as JSON, or a file with one as JSON or YAML, such as decoding.yaml of
+`paceline tune`. Without it, vLLM is not changed. vLLM has two model runners; the rule is put into
+the second one, its default on GPUs, and the first one ends with one line. Replaced are the function
+that keeps drafts, and those that overwrite the logits which a rule reads.
 """
 
 # N drafted tokens, or rows of logits; B requests
@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from pydantic import TypeAdapter, ValidationError
 
 from paceline.config import describe, parse_yaml
-from paceline.core.sampling import SamplingParams
 from paceline.engines import vllm_rules
 from paceline.engines.vllm import RULE_IS_SET
 from paceline.engines.vllm import RULE_VARIABLE as VARIABLE
@@ -100,7 +99,7 @@ def originals() -> list[tuple[Any, str, Any]]:
 
 
 def read_rule(given: str) -> Rule:
-    """A rule from JSON or YAML text, or from a file with it."""
+    """A rule from JSON, or from a file with JSON or YAML."""
     where, text = VARIABLE, given
     try:
         if not given.startswith("{"):
@@ -157,9 +156,6 @@ def _judge(rule: Rule, raw: RawLogits, original: Callable[..., Any]) -> Any:
         return vllm_rules.rejection_sample(rule, *used, raw_logits=raw.take(target_logits))
 
     return rejection_sample
-
-
-_GREEDY = SamplingParams(temperature=0)
 
 
 class RawLogits:
@@ -219,4 +215,6 @@ class RawLogits:
         return apply_temperature
 
     def _reads(self, *, any_greedy: bool) -> bool:
-        return self._rule.uses_confidence or (any_greedy and self._rule.reads_raw(_GREEDY))
+        return self._rule.uses_confidence or (
+            any_greedy and self._rule.reads_raw(vllm_rules.GREEDY)
+        )

@@ -28,7 +28,7 @@ from paceline.core.sampling import SamplingParams
 if TYPE_CHECKING:
     from paceline.core.rule_base import Rule
 
-_GREEDY = SamplingParams(temperature=0)
+GREEDY = SamplingParams(temperature=0)
 _UNUSED = -1  # vLLM's mark of positions behind the last token, and of drafts that are not valid
 _ACCEPT, _DRAW = 1, 2  # streams of random numbers
 _GOLDEN = -7046029254386353131  # constants of splitmix64, as signed numbers
@@ -155,7 +155,7 @@ def _accepted(rule: Rule, rows: _Rows, uniform_N: Tensor) -> Tensor:
 def _kept_greedily(rule: Rule, rows: _Rows) -> Tensor:
     """Which drafts are kept at temperature 0."""
     best_N = rows.target_NV.argmax(-1)
-    if rule.uses_confidence or not rule.reads_raw(_GREEDY):
+    if rule.uses_confidence or not rule.reads_raw(GREEDY):
         return rows.drafted_N == best_N
     drafted_N = rows.drafted_N.clamp(min=0)
     raw_NV = rows.target_NV if rows.raw_NV is None else rows.raw_NV

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 import torch
 from huggingface_hub import metadata_load
 from pydantic import Field, model_validator
+from yaml import YAMLError
 
 from paceline.config import HomePath, Options, StrictModel, read_result
 from paceline.data.input_checks import FLOAT32_BYTES, InputChecks
@@ -227,7 +228,10 @@ def licence_of(path: str, directory: Path) -> str | None:
         stated = open_gguf(file).get("general.license")
         return None if stated is None else str(stated)
     card = directory / "README.md"
-    licence = (metadata_load(card) or {}).get("license") if card.exists() else None
+    try:
+        licence = (metadata_load(card) or {}).get("license") if card.exists() else None
+    except (YAMLError, ValueError):  # the header is none
+        return None
     return licence if isinstance(licence, str) else None
 
 

@@ -11,7 +11,7 @@ from paceline.core.sampling import SamplingParams
 from paceline.data.prompts import CorpusConfig
 from paceline.data.requests import GenerateDataConfig, ModelWriter, Writer
 from paceline.engines.client import root_of
-from paceline.engines.kinds import EngineName
+from paceline.engines.kinds import KINDS, EngineName
 from paceline.errors import ConfigError
 from paceline.follow.log import LogConfig
 from paceline.measure.engine_costs import read_costs
@@ -46,7 +46,8 @@ class Judging(StrictModel):
 
     Attributes:
         error_rate: Probability that ever, in all rounds together, a draft is served or brought back
-            by a test that saves no target calls on average, if requests are independent.
+            by a test that saves no target calls on average, over different new prompts that are
+            independent.
         num_speculative_tokens: Tokens drafted per block, as served.
         sampling: Sampling of the target's answers, as served.
         most_rounds: A draft that has less than half of the evidence that it needs after this many
@@ -68,8 +69,8 @@ class Serving(StrictModel):
 
     Attributes:
         to: The engine that the draft is exported for.
-        metrics_url: URL of a vLLM or llama-server, whose counters say how much it accepts; null:
-            they are not read.
+        metrics_url: Root URL of a vLLM or llama-server, whose counters say how much it accepts;
+            null: they are not read.
         most_drop: Part of the draft acceptance rate (accepted / drafted tokens) of a draft's first
             round that may be lost without an alarm.
         reload_url: URL of a vLLM that loads the new weights when a draft is swapped; it needs
@@ -187,7 +188,8 @@ class FollowConfig(StrictModel):
             max_prompt_tokens=self.max_prompt_tokens,
             max_new_tokens=self.max_new_tokens,
             batch_size=self.batch_size,
-            shard_size=self.batch_size,
+            # a shard is asked at once, and waits for its slowest answer
+            shard_size=max(self.batch_size, getattr(self.writer, "concurrency", 1)),
             seed=seed,
         )
 
@@ -204,6 +206,11 @@ class FollowConfig(StrictModel):
             read_costs(self.judging.costs).usable(gammas, self.judging.concurrency)
         lengths = self.max_prompt_tokens, self.max_new_tokens
         models: list[Any] = checks.pair(self.target, self.draft)
+        at_once = KINDS[self.serving.to].drafts_at_once and models[1].mask_token is not None
+        if at_once and not self.writer.hidden_states:
+            raise ConfigError(
+                "a draft that proposes a block in one pass is judged by writer.hidden_states alone"
+            )
         for model in models:
             check_fits(model, *lengths, ("max_prompt_tokens", "max_new_tokens"), str(model.path))
         checks.key(self.writer)

@@ -12,6 +12,7 @@ import heapq
 import json
 import os
 import re
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, NamedTuple
@@ -71,8 +72,13 @@ class LogConfig(StrictModel):
 
     def files(self) -> list[Path]:
         """The files, those that were changed earlier first."""
-        found = map(Path, glob.glob(str(Path(self.path).expanduser())))  # noqa: PTH207 - absolute
-        return sorted((one for one in found if one.is_file()), key=lambda one: one.stat().st_mtime)
+        name = str(Path(self.path).expanduser())
+        times: dict[Path, float] = {}
+        for path in map(Path, glob.glob(name, recursive=True)):  # noqa: PTH207 - absolute
+            with suppress(FileNotFoundError):  # it was renamed
+                if path.is_file():
+                    times[path] = path.stat().st_mtime
+        return sorted(times, key=times.__getitem__)
 
 
 class Logged(NamedTuple):
@@ -247,15 +253,33 @@ def _unanswered(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _redacted(value: Any, patterns: tuple[str, ...]) -> Any:
-    """A value whose texts have no match; names of keys are as they were."""
+    """A value whose texts and numbers have no match, also in a text that is JSON.
+
+    Names of keys are as they were, but in such a text.
+    """
     match value:
         case str():
+            inner = _json_of(value)
+            if (clean := _redacted(inner, patterns)) != inner:
+                value = json.dumps(clean, ensure_ascii=False)
             return functools.reduce(lambda text, one: re.sub(one, _REDACTED, text), patterns, value)
+        case int() | float() if not isinstance(value, bool):
+            text = str(value)
+            return value if _redacted(text, patterns) == text else _REDACTED
         case list():
             return [_redacted(one, patterns) for one in value]
         case dict():
             return {key: _redacted(one, patterns) for key, one in value.items()}
     return value
+
+
+def _json_of(text: str) -> dict[str, Any] | list[Any] | None:
+    """The object or list that a text is; None: it is none."""
+    try:
+        found = json.loads(text) if text.lstrip()[:1] in ("{", "[") else None
+    except ValueError:
+        return None
+    return found
 
 
 def _at(row: Any, dotted: str | None) -> Any:

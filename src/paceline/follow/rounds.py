@@ -26,8 +26,9 @@ from paceline.data.input_checks import checked
 from paceline.data.prompts import record_of
 from paceline.data.tokens import asked, encode_prompt
 from paceline.engines.contract import BlockCounts
+from paceline.engines.texts import MAY_CHANGE
 from paceline.errors import PromptError
-from paceline.fingerprints import short_hash
+from paceline.fingerprints import files_fingerprint, short_hash
 from paceline.follow.judge import Judge, Trial
 from paceline.follow.log import CORPUS, Logged, read
 from paceline.follow.serving import counts, serve
@@ -56,6 +57,7 @@ INITIAL = "initial"
 _FIXED = ("draft", "seed")  # keys that may not change from round to round
 _PROMPTS = "prompts.jsonl"
 _COMMAND = "paceline follow"
+_ELSEWHERE = {name.removeprefix("writer.") for name in MAY_CHANGE}  # answers are the same there
 _LEAST_DRAFTED = 1000  # tokens that an engine must have drafted, to compare its rates
 
 Decision = Literal["first", "waiting", "swapped", "dropped", "brought back"]
@@ -125,7 +127,7 @@ def follow(config: FollowConfig, *, progress: Progress = silent) -> list[Round]:
     """
     checked(config)
     run = RunDirectory(config.output)
-    begun = (config.output / "rounds").exists()
+    begun = (config.output / "served").exists()
     may_change = set(type(config).model_fields) - set(_FIXED)
     run.check(config, begun=begun, resume=True, may_change=may_change)
     run.resumed = None  # templates write the date of each round, not that of the first
@@ -162,7 +164,8 @@ class Follower:
             return None
         target = fingerprint_if_there(self.config.target)
         generate = self.config.generate_config(folder / _PROMPTS, folder / "text", number)
-        text = folder / f"text-{short_hash([target, config_hash(generate)])}"
+        asked_for = generate.model_dump(mode="json", exclude={"writer": _ELSEWHERE})
+        text = folder / f"text-{short_hash([target, json.dumps(asked_for, sort_keys=True)])}"
         generate = generate.model_copy(update={"output": text})
         generate_data(generate, resume=True, progress=self.progress)
         found = self._judged(folder, taken, text / "data")
@@ -200,7 +203,8 @@ class Follower:
         self.progress("reading the log", found.num_requests, found.num_requests)
         chosen = list(self._readable(found.chosen))
         unreadable = found.num_faults + len(found.chosen) - len(chosen)
-        fault = found.fault or ("the chat template refuses a chat" if unreadable else "")
+        fault = "the target's chat template or tokenizer cannot read them" if unreadable else ""
+        fault = found.fault or fault
         if found.num_new < config.least_requests or not chosen:
             if unreadable >= config.least_requests:
                 raise PromptError(
@@ -265,7 +269,8 @@ class Follower:
             just_swapped = self.last is not None and self.last.decision == "swapped"
             fell = just_swapped and self._is_below(found.acceptance_rate, found.rate_before)
             if evidence >= needed or fell:
-                found = found.model_copy(update={"evidence": (evidence, needed)})
+                if evidence >= needed:
+                    found = found.model_copy(update={"evidence": (evidence, needed)})
                 return _swapped(found, watch.draft, "brought back")
         if trial is not None:
             evidence, needed = trial.evidence(config.error_rate)
@@ -330,7 +335,8 @@ class Follower:
         if not kept.exists():
             given = self._model(found.start), self.store.path
             config = self.config.align_config(*given, folder / "run")
-            run = folder / f"run-{short_hash([target, config_hash(config)])}"
+            store = files_fingerprint([self.store.path])
+            run = folder / f"run-{short_hash([target, config_hash(config), store])}"
             align(config.model_copy(update={"output": run}), resume=True, progress=self.progress)
             with atomic_directory(kept) as scratch:
                 shutil.copytree(run / "draft", scratch, dirs_exist_ok=True)
@@ -345,7 +351,8 @@ class Follower:
         if self.last is None:
             return
         folder = self._folder(self.last.number)
-        (folder / _PROMPTS).unlink(missing_ok=True)
+        for path in folder.glob(f"*{_PROMPTS}*"):  # with what a killed write left
+            path.unlink()
         tests = (self.last.trial, self.last.watch)
         used = {self.last.serving, self.last.start, *(one.draft for one in tests if one)}
         old = [*folder.glob("text-*"), *folder.glob("run-*")]
@@ -353,7 +360,7 @@ class Follower:
             path
             for kind in ("drafts", "served")
             for path in (self.config.output / kind).glob("*")
-            if path.name not in used
+            if path.name.partition("-")[0] not in used
         ]
         for path in old:
             shutil.rmtree(path, ignore_errors=True)

@@ -7,6 +7,7 @@ an engine that starts at any moment loads a whole draft.
 from __future__ import annotations
 
 import subprocess
+import tempfile
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,11 +39,12 @@ def serve(config: FollowConfig, name: str, model: Path) -> None:
     """
     link, told = config.output / LINK, config.output / _TOLD
     before = told.read_text("utf-8") if told.exists() else name
-    path = Path("served") / name / LINK  # a GGUF file in it has the name of its directory
+    to, gamma = config.serving.to, config.judging.num_speculative_tokens
+    # a GGUF file in it has the name of its directory
+    path = Path("served") / f"{name}-{to}-{gamma}" / LINK
     out = config.output / path
     if not out.exists():
-        gamma = config.judging.num_speculative_tokens
-        given = {"to": config.serving.to, "out": out, "num_speculative_tokens": gamma}
+        given = {"to": to, "out": out, "num_speculative_tokens": gamma}
         export(ExportConfig(model=str(model), target=config.target, **given))
     if not link.is_symlink() or link.readlink() != path:
         scratch = link.with_name(f".{LINK}.new")
@@ -63,10 +65,13 @@ def _tell(serving: Serving, link: Path) -> None:
     if not serving.restart:
         return
     try:
-        done = subprocess.run(
-            serving.restart, capture_output=True, text=True, check=False, timeout=_RESTART_S
-        )
-        said = f"ended with code {done.returncode} ({' '.join(done.stderr.split())[-200:]})"
+        with tempfile.TemporaryFile() as log:  # no pipe: a server that it starts would hold it
+            done = subprocess.run(
+                serving.restart, stdout=log, stderr=log, check=False, timeout=_RESTART_S
+            )
+            log.seek(0)
+            written = log.read().decode("utf-8", errors="replace")
+        said = f"ended with code {done.returncode} ({' '.join(written.split())[-200:]})"
         failed = done.returncode != 0
     except (OSError, subprocess.TimeoutExpired) as error:
         failed, said = True, f"failed ({' '.join(str(error).split())[-200:]})"

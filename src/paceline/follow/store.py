@@ -7,6 +7,7 @@ replaced in one step, and a step that is repeated gives the same file.
 from __future__ import annotations
 
 import itertools
+import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow
@@ -87,10 +88,13 @@ class TextStore:
             for name, row in _rows(files)
             if name in wanted
         )
-        with storage_errors(self.path), parquet.ParquetWriter(scratch, schema) as writer:
-            # the same groups however the files are divided: a repeated step gives the same bytes
-            while group := list(itertools.islice(rows, _AT_ONCE)):
-                writer.write_table(pyarrow.Table.from_pylist(group, schema))
+        with storage_errors(self.path), scratch.open("wb") as stream:
+            with parquet.ParquetWriter(stream, schema) as writer:
+                # the same groups however the files are divided: a repeated step gives equal bytes
+                while group := list(itertools.islice(rows, _AT_ONCE)):
+                    writer.write_table(pyarrow.Table.from_pylist(group, schema))
+            stream.flush()
+            os.fsync(stream.fileno())
         scratch.replace(self.path)
 
 

@@ -197,9 +197,9 @@ class DistributionCheck(StrictModel):
 
     @property
     def counts(self) -> dict[str, int]:
-        """Numbers of tokens, of cells, and of tokens in no cell."""
+        """Numbers of tokens in cells, of cells, and of tokens in no cell."""
         outside = {name: int(self.row.totals[name]) for name in ("impossible", "border")}
-        tokens = int(sum(filter(None, self.row.sums["tokens"]))) + sum(outside.values())
+        tokens = int(sum(filter(None, self.row.sums["tokens"])))
         return {"tokens": tokens, "cells": len(self.row.units)} | outside
 
 
@@ -220,11 +220,6 @@ class LosslessnessReport(Result):
     def summary(self) -> str:
         """The verdict."""
         return self.word
-
-    def rows(self) -> list[Row]:
-        """The result rows of the checks, in order."""
-        checks = self.greedy, self.distribution, self.broken_distribution
-        return [check.row for check in checks if check is not None]
 
     @property
     def passed(self) -> bool:
@@ -437,7 +432,8 @@ def check_distribution(
             counts_K += torch.bincount(cells_T[sure_T], minlength=config.num_cells)
             num_impossible += int((~possible_T).sum())
             num_border += int((possible_T & ~sure_T).sum())
-        progress(f"sampled texts ({type(rule).__name__})", start + len(batch), len(prompts))
+        of = " of a broken rule" if isinstance(rule, KeepsHalfOfTheRejected) else ""
+        progress(f"sampled texts{of}", start + len(batch), len(prompts))
     totals = {"impossible": num_impossible, "border": num_border}
     if int(counts_K.sum()) >= least_tokens(config.num_cells):
         totals |= dict(zip(("g_statistic", "p_value"), g_test(counts_K), strict=True))

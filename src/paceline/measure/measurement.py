@@ -160,13 +160,6 @@ class Measurement(Result):
         return self.verdict.gamma if self.verdict.go else 0
 
     @property
-    def expected(self) -> Interval | None:
-        """Expected speedup at the gamma of the verdict; None if requests were timed."""
-        if self.requests is not None:
-            return None
-        return self.figure("expected_speedup", self.judged)
-
-    @property
     def judged(self) -> Row:
         """The row of the scored texts with blocks of the gamma of the verdict, else the first."""
         return next(iter(select(self.blocks, gamma=self.verdict.gamma)), self.blocks[0])
@@ -350,7 +343,9 @@ def measure_models(
     else:
         trained = trained_acceptance(config.draft)
         known = verdict, acceptance, blocks, speedup, trained
-        advice = next_step(*known, config.as_options)
+        most_drafted = config.max_new_tokens - 2
+        options = config.as_options
+        advice = next_step(*known, options, most_drafted=most_drafted, timed=bool(timed))
         if config.draft == NGRAM and verdict.decided:
             advice = _NGRAM_ADVICE[verdict.go]
         verdict = verdict.model_copy(update={"next": advice})

@@ -25,7 +25,7 @@ from paceline.models import load_model, prepare_for_decoding
 from paceline.models.compatibility import check_same_vocabulary
 from paceline.models.loading import tokenizer_of
 from paceline.progress import Progress, silent
-from paceline.records import RunDirectory
+from paceline.records import RunDirectory, is_run
 from paceline.tasks import Code
 from paceline.tasks.base import examples_of
 from paceline.tasks.row_task import RowTask
@@ -78,8 +78,8 @@ class PairConfig(ModelsConfig):
         chat: Ask texts as messages of the user, by the chat template; false: as they are; unset:
             prompts are messages if the target has a template, and documents are continued. Rows
             with messages always use the template.
-        draft_sampling: Sampling parameters of the draft; None: the same as `sampling`. Most engines
-            draft greedily: `{temperature: 0}`.
+        draft_sampling: Sampling parameters of the draft, without top_k and top_p unless they are
+            set here; None: the same as `sampling`. Most engines draft greedily: `{temperature: 0}`.
     """
 
     prompts: CorpusConfig
@@ -152,8 +152,11 @@ class PairConfig(ModelsConfig):
         text = shlex.join(map(str, given))
         for name in sorted({name for name, _ in named}):
             text += f" {_option(name, getattr(self.sampling, name))}"
-        if self.draft_sampling is not None:
-            text += f" --draft-temperature {self.draft_sampling.temperature}"
+        if (drafts := self.draft_sampling) is not None:
+            option = _option("draft_temperature", drafts.temperature)
+            if drafts != SamplingParams(temperature=drafts.temperature):
+                option = f"--set draft_sampling={shlex.quote(drafts.model_dump_json())}"
+            text += f" {option}"
         return text
 
     def note_defaults(self, checks: InputChecks) -> None:
@@ -305,7 +308,9 @@ def load_models(
 def trained_acceptance(draft: str) -> float:
     """Acceptance on held-out text at the end of the run that made the draft; NaN: not known."""
     path = Path(draft).expanduser()
-    result = RunDirectory(path.parent).read_result() if path.name == "draft" else None
+    run = RunDirectory(path.parent)
+    known = path.name == "draft" and is_run(run.read_manifest() or {})
+    result = run.read_result() if known else None
     after: dict[str, float] = (result or {}).get("after") or {}
     return after.get("expected_acceptance", math.nan)
 

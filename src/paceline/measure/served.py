@@ -92,9 +92,10 @@ class ServedConfig(PairConfig):
             raise ValueError(
                 f"drafting=probabilistic is for {others}, not {kind.name}; leave it out"
             )
-        if self.draft_sampling is not None:
+        if self.draft_sampling is not None or self.draft_weights != "auto":
             raise ValueError(
-                "draft_sampling does not apply to engines; set drafting=greedy or probabilistic"
+                "draft_sampling and draft_weights do not apply to engines; set "
+                "drafting=greedy or probabilistic, and export the draft as it is to be served"
             )
         if self.sampling.repetition_penalty != 1:
             raise ValueError(

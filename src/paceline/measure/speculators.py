@@ -84,9 +84,11 @@ class SpeculatorsConfig(PairConfig):
     def _can_be_measured(self) -> SpeculatorsConfig:
         if self.engine.engine != "vllm" or self.engine.url is not None:
             raise ValueError("speculative_config is of a vLLM that is started here: --engine vllm")
-        if self.sampling.repetition_penalty != 1 or self.draft_sampling is not None:
+        own = self.draft_sampling is not None or self.draft_weights != "auto"
+        if own or self.sampling.repetition_penalty != 1:
             raise ValueError(
-                "repetition_penalty and draft_sampling do not apply to engines; leave them out"
+                "repetition_penalty, draft_sampling and draft_weights do not apply to engines; "
+                "leave them out"
             )
         self.check_groups(self.num_prompts)
         return self

@@ -186,7 +186,7 @@ def trajectory(config: TrajectoryConfig, progress: Progress = silent) -> list[Ro
 
     Rows are appended to `output/rows.jsonl`; what is there is not measured again. A row is one
     draft on one task under one sampling at one gamma; its units are the numbers of the prompts.
-    Runs that begin with the same draft share its rows, which have no setting `draft`.
+    Runs that begin with the same draft share its rows; if all do, these have no setting `draft`.
 
     Raises:
         UsageError: a run has no manifest, or a model or prompt cannot be used.
@@ -212,7 +212,7 @@ def trajectory(config: TrajectoryConfig, progress: Progress = silent) -> list[Ro
         for number, draft in enumerate(drafts):
             named = {"draft": names[draft.run]}
             if draft.is_start:
-                named = {"draft": f"start of {draft.run.name}"} if several else {}
+                named = {"draft": f"start of {names[draft.run]}"} if several else {}
             own = [row for row in rows if _identity(row) == draft.identity]
             for case in scorer.cases:
                 known = {row.setting.get("gamma") for row in own if _is_case(row, case)}

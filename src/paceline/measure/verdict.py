@@ -15,6 +15,7 @@ from paceline.config import StrictModel
 from paceline.core.bootstrap import LEAST_UNITS, Interval, least_values
 from paceline.measure.results import gamma_of
 from paceline.results.figures import FIGURES
+from paceline.results.row import select
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -195,6 +196,9 @@ def next_step(
     speedup: Interval,
     trained: float,
     options: str,
+    *,
+    most_drafted: int,
+    timed: bool,
 ) -> str:
     """What to do after a verdict.
 
@@ -205,6 +209,8 @@ def next_step(
         speedup: That of the verdict.
         trained: Acceptance on the held-out text of the draft's training; NaN if it is not known.
         options: Models and prompts as options of a command.
+        most_drafted: Largest gamma that fits the texts.
+        timed: True if the speedup is that of timed requests.
     """
     if not verdict.decided and not verdict.includes_one:
         return ""
@@ -212,24 +218,40 @@ def next_step(
         return f"stop other programs and run again: {_UNLIKE}"
     if verdict.go:
         most = max(map(gamma_of, rows))
-        if most > 1 and verdict.gamma == most and "engine" not in rows[0].setting:
+        longer = most > 1 and verdict.gamma == most and 2 * most <= most_drafted
+        if longer and "engine" not in rows[0].setting:
             return f"try longer blocks: --gammas {most},{most + most // 2},{2 * most}"
         return f"paceline verify {options} --self-test"
     if not verdict.decided:
-        factor = ((speedup.high - speedup.low) / 2 / max(abs(speedup.value - 1), 1e-9)) ** 2
-        if factor > _MOST_FACTOR:
-            return "serve without this draft: its speedup is near 1; a better draft needs alignment"
-        times = max(2, math.ceil(1.2 * factor))
-        why = f"the best of {len(rows)} gammas may gain by chance; " if speedup.low > 1 else ""
-        more = f"measure {times} times as many prompts: --num-prompts, and --timed-prompts as many"
-        return why + more
+        return _more_data(verdict.gamma, rows, speedup, timed=timed)
+    return _better_draft(verdict.gamma, acceptance, rows, trained)
+
+
+def _more_data(gamma: int, rows: Sequence[Row], speedup: Interval, *, timed: bool) -> str:
+    """The next step where an interval includes 1."""
+    (judged,) = select(rows, gamma=gamma)
+    if not timed and "block_cost" not in judged.bounds and "engine" not in judged.setting:
+        return f"give the costs an interval: --pass-repeats {least_values(0.95)}"
+    factor = ((speedup.high - speedup.low) / 2 / max(abs(speedup.value - 1), 1e-9)) ** 2
+    if factor > _MOST_FACTOR:
+        many = f"a verdict takes more than {_MOST_FACTOR} times as many prompts"
+        return f"{many}: serve without this draft, or with a better one"
+    times = max(2, math.ceil(1.2 * factor))
+    why = f"the best of {len(rows)} gammas may gain by chance; " if speedup.low > 1 else ""
+    also = ", and --timed-prompts as many" if timed else ""
+    return f"{why}measure {times} times as many prompts: --num-prompts{also}"
+
+
+def _better_draft(judged: int, acceptance: Interval, rows: Sequence[Row], trained: float) -> str:
+    """The next step after a NO-GO at the gamma that was judged."""
     needed = {
         gamma_of(row): row.totals["break_even_acceptance"]
         for row in rows
         if "break_even_acceptance" in row.totals
     }
+    smaller = "make a smaller draft (fewer --layers, a --vocabulary)"
     if not needed:
-        return "make a smaller draft (fewer --layers, a --vocabulary): no acceptance pays its cost"
+        return f"{smaller}: no acceptance pays its cost"
     gamma = min(needed, key=needed.__getitem__)
     if acceptance.value < needed[gamma]:
         why = ""
@@ -239,6 +261,8 @@ def next_step(
             f"align the draft on text like these prompts (paceline align): at gamma {gamma} it "
             f"needs an acceptance above {needed[gamma]:.3f}{why}"
         )
+    if gamma == judged:
+        return f"{smaller}: its blocks take longer in requests than alone"
     return f"try shorter blocks, such as --gammas {gamma}: longer ones cost more than they gain"
 
 

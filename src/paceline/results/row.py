@@ -46,7 +46,7 @@ from paceline.config import Result, StrictModel, describe
 from paceline.environment import environment
 from paceline.errors import UsageError
 from paceline.permissions import Origin
-from paceline.records import atomic_write_text, read_jsonl
+from paceline.records import SCHEMA_VERSION, atomic_write_text, read_jsonl
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -57,7 +57,6 @@ if TYPE_CHECKING:
     Item = TypeVar("Item")
     Key = TypeVar("Key", bound=Hashable)
 
-SCHEMA_VERSION = 1
 FILE_NAME = "rows.jsonl"
 """Name of the file of rows in a run directory."""
 Label = str | int | float

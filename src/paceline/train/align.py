@@ -105,7 +105,9 @@ def _set_up(config: AlignConfig, run: TrainingRun) -> TrainingLoop:
     target = _load_target(config, run, bfloat16=bfloat16)
     vocab_size = _check_pair(config, target, draft)
     if config.parallel is not None:
-        prepare_for_masks(draft, config.parallel, sum(config.lengths))
+        evaluated = config.evaluation.max_prompt_tokens + config.evaluation.max_new_tokens
+        longest = max(sum(config.lengths), evaluated if config.evaluates else 0)
+        prepare_for_masks(draft, config.parallel, longest)
     if config.lora is not None:
         add_adapter(draft, config.lora, config.seed)
         store.adapter = Adapter(config.lora, config.draft)

@@ -229,11 +229,12 @@ class AlignConfig(TrainSettings):
             target generates the rest.
         sampling: Sampling of generated training text.
         target_rounds: Let the target generate many texts at once, keep their hidden states, and
-            train on each text several times; None: one batch at a time, used once.
+            train on each text several times; None: one batch at a time, used once. Of use if
+            fixed_fraction and draft_fraction leave text to it.
         parallel: Blocks that the draft learns to propose in one pass; None: token by token. The
             first token of a block has the loss of an ordinary draft.
-        lora: Train an adapter of low rank in place of the weights, in `output/adapter`; the
-            saved draft has it in its weights. None: train the weights.
+        lora: Train an adapter of low rank in place of the weights, in `output/adapter`, by default
+            with AdamW; the saved draft has it in its weights. None: train the weights.
         freeze_embeddings: Freeze the embeddings and the output head.
         freeze_layers: Freeze the draft's first N layers. The backward pass stops above them. Useful
             if they are copies of the target's first layers.
@@ -292,7 +293,11 @@ class AlignConfig(TrainSettings):
     @model_validator(mode="before")
     @classmethod
     def _fill_in_recipe(cls, values: Any) -> Any:
-        name = values.get("recipe") if isinstance(values, dict) else None
+        if not isinstance(values, dict):
+            return values
+        if values.get("lora") is not None:  # Adafactor's step goes with the weight, here 0
+            values = {"optimizer": {"kind": "adamw"}} | values
+        name = values.get("recipe")
         return RECIPES[name] | values if isinstance(name, str) and name in RECIPES else values
 
     @model_validator(mode="after")
@@ -300,10 +305,10 @@ class AlignConfig(TrainSettings):
         own_rows = self.batch_size - self.pretraining_rows
         if self.lora is not None and (self.freeze_embeddings or self.freeze_layers):
             raise ValueError("lora trains no weight of the draft; unset freeze_...")
-        if self.lora is not None and self.parallel is not None:
-            raise ValueError("lora does not train the embedding of masks; unset lora or parallel")
         weighting = None if self.parallel is None else self.parallel.weighting
         parts = (self.objective, self.objective if self.finish is None else self.finish.objective)
+        if any(reads_top(part) and reads_target(part) for part in parts):
+            raise ValueError("top_k_tail is of use where probabilities are not known; use it alone")
         if weighting in ("efficiency", "confidence") and not all(map(reads_target, parts)):
             raise ValueError(
                 f"parallel.weighting {weighting} needs the target's probabilities, which an "

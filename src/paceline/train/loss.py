@@ -221,12 +221,13 @@ class ChunkLoss(NamedTuple):
         """
         found: list[Tensor] = []
         for rows in chunks(len(hidden_ND), size):
-            target_CV, _ = self.target.log_probs(rows)
+            target_CV = self.target.served_log_probs(rows)
             assert target_CV is not None, "checked before training"
             labels_C1 = self.labels_N[rows][:, None]
             draft_CV = self.draft_head.log_probs(hidden_ND[rows])
             p_CV, q_CV = target_CV.exp(), draft_CV.exp()
             acceptance_C, survival_C, _ = score_tokens(p_CV, q_CV, labels_C1[:, 0])
+            acceptance_C += (p_CV.sum(-1) - 1) / 2  # p may have less than its whole mass here
             survival_C = survival_C * known_N[rows]
             confidence_C = p_CV.gather(-1, labels_C1)[:, 0] * known_N[rows]
             found.append(torch.stack([acceptance_C, survival_C, confidence_C]))

@@ -44,8 +44,10 @@ class Parallel(StrictModel):
         kept: Probability that an anchor keeps its next mask, after the first: fewer masks in each
             pass, the same mean gradient (dropped places of An et al. 2025).
         weighting: Weights of the places of a block: all 1; `decay` to the power of the place; the
-            target's probability of the tokens before (An et al. 2026); or the derivative of tokens
-            per target call, the probability that a place is reached times what it opens.
+            target's probability of the tokens before (An et al. 2026); or `efficiency`, the
+            derivative of tokens per target call, if the acceptance of a place does not depend on
+            the tokens before it: the probability that a place is reached times what it opens, both
+            of the compared tokens (`loss_vocabulary`). The first place keeps the weight 1.
         decay: Base of the geometric weights.
         mask_token: Token of the masks; None: that of the draft, else one without a meaning.
     """
@@ -167,8 +169,8 @@ def among_trained(
 ) -> BlockPlaces:
     """Where the masks are among the trained positions, and their weights.
 
-    The masks of a place have together the weight of all trained positions of their text, also where
-    some were not kept.
+    The masks of the first place have together the weight of all trained positions of their text;
+    those of later places as much, but for what is behind the text's end or was not kept.
     """
     real_BM = places.real
     index_BT = mask_BT.flatten().cumsum(0).view_as(mask_BT) - 1
@@ -217,6 +219,7 @@ def place_weights(
     weights_AG = torch.nn.functional.pad(passes_AG[:, :-1], (1, 0), value=1.0)
     if settings.weighting == "efficiency":
         acceptance_AG = acceptance_X[table_AG] * there_AG
+        acceptance_AG[:, 2:] /= settings.kept  # so that dropped places leave the mean as it is
         opens_A = torch.ones_like(acceptance_AG[:, 0])
         for place in range(settings.num_tokens - 1, -1, -1):
             weights_AG[:, place] *= opens_A

@@ -104,8 +104,9 @@ def _facts(found: Measurement) -> list[Fact]:
         facts.append(Fact.of("measured speedup", found.figure("speedup", requests), unit="x"))
         tau = found.figure("block_efficiency", requests)
         facts.append(Fact.of(words_of("block_efficiency"), tau))
-    elif found.expected is not None:
-        facts.append(Fact.of("expected speedup", found.expected, unit="x"))
+    else:
+        expected = found.figure("expected_speedup", found.judged)
+        facts.append(Fact.of("expected speedup", expected, unit="x"))
     facts.append(Fact.of("expected acceptance", found.figure("expected_acceptance"), ".3f"))
     facts.append(Fact("cost ratio", f"{found.texts.totals['cost_ratio']:.3f}"))
     if found.verdict.decided:

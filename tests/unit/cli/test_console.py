@@ -95,6 +95,22 @@ def test_without_a_terminal_progress_is_a_line_each_tenth_from_five_seconds_on(
     assert len(lines) == 11
 
 
+def test_a_stage_that_begins_again_is_shown_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    clock = iter(range(0, 1000, 10))
+    monkeypatch.setattr(console.time, "monotonic", lambda: next(clock))
+    with console.progress_line() as progress:
+        for count in (2, 2, 4):
+            for done in range(count + 1):
+                progress("requests", done, count)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split()[2] for line in lines] == (
+        ["50%,", "100%,"] * 2 + ["20%,", "50%,", "70%,", "100%,"]
+    )
+    assert all(", 0.1/s" in line for line in lines), "since the stage began the last time"
+
+
 def test_colours_are_forced_into_a_file_by_the_environment(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):

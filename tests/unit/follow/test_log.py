@@ -115,6 +115,24 @@ def test_matches_are_replaced_in_every_text_before_anything_is_kept(tmp_path: Pa
         LogConfig(path="a", redact=("(",))
 
 
+@pytest.mark.parametrize(
+    ("arguments", "clean"),
+    [
+        ({"card": 4111111111111111, "n": 3}, {"card": "[REDACTED]", "n": 3}),
+        ('{"card": 4111111111111111}', '{"card": "[REDACTED]"}'),
+        ('{"to": ["me\\u0040me.me"]}', '{"to": ["[REDACTED]"]}'),
+        ('{"name":  "\\u00fc"}', '{"name":  "\\u00fc"}'),  # as it was
+    ],
+)
+def test_numbers_and_json_in_a_text_are_redacted(tmp_path: Path, arguments: Any, clean: Any):
+    call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
+    messages = [*ASKED, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    write(tmp_path / "a.jsonl", {"messages": [*messages, {"role": "tool", "content": "done"}]})
+    (found,) = taken(tmp_path, redact=(MAIL, r"\b\d{13,19}\b")).chosen
+    kept = found.row["messages"][-2]["tool_calls"][0]["function"]["arguments"]
+    assert kept == clean
+
+
 def test_what_cannot_be_redacted_is_not_read(tmp_path: Path):
     bad = {"prompt": [7, 8]}, {"prompt": [[]]}, {"prompt": [[], [1]]}
     write(tmp_path / "a.jsonl", *bad, {"prompt": "a", "user": "me@me.me"})

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -71,7 +72,7 @@ class Drafts:
 
 
 def served_name(folder: Path) -> str:
-    return (folder / "out/draft").resolve().parent.name
+    return (folder / "out/draft").resolve().parent.name.partition("-")[0]
 
 
 def decisions(found: list[Round]) -> list[str]:
@@ -86,7 +87,10 @@ def test_a_better_draft_is_swapped_and_one_that_turns_out_worse_is_brought_back(
     assert served_name(folder) == "000001"
     drafts.blocks |= {"d1": 6.0}  # the traffic changes
     assert decisions(run(folder, 2)) == ["brought back initial", "waiting initial"]
-    assert (folder / "out/draft").resolve() == folder / "out/served/initial/draft"
+    assert (folder / "out/draft").resolve() == folder / "out/served/initial-transformers-3/draft"
+    run(folder, judging={"num_speculative_tokens": 4})
+    exported = folder / "out/served/initial-transformers-4/draft"
+    assert (folder / "out/draft").resolve() == exported, "the export has the number of tokens"
 
 
 def test_drafts_that_are_no_better_are_dropped(folder: Path, monkeypatch: pytest.MonkeyPatch):
@@ -158,7 +162,7 @@ def test_the_engine_is_told_of_a_swap(folder: Path, monkeypatch: pytest.MonkeyPa
     told: list[Any] = []
 
     def page(body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-        told.append((body["method"], Path(body["args"][0]).resolve().parent.name))
+        told.append((body["method"], Path(body["args"][0]).resolve().parent.name[:6]))
         return 200, {"results": [None]}
 
     with serving({"/collective_rpc": page}) as url:
@@ -179,7 +183,7 @@ def test_a_round_that_is_stopped_behind_a_swap_leaves_the_new_draft_served(
         run(folder)
     monkeypatch.setattr(rounds.Follower, "_trained", trained)
     assert decisions(run(folder)) == ["swapped 1"]
-    assert [path.parent.name for path in told] == ["000001"]
+    assert [path.parent.name[:6] for path in told] == ["000001"]
 
 
 def test_a_restart_that_fails_is_one_line_and_the_same_command_continues(
@@ -187,7 +191,13 @@ def test_a_restart_that_fails_is_one_line_and_the_same_command_continues(
 ):
     Drafts(monkeypatch, initial=4.0, d1=2.0)
     monkeypatch.setenv(PROGRAMS, "")
-    program = "import pathlib, sys; sys.exit(pathlib.Path('broken').exists() and 'no engine')"
+    monkeypatch.setattr(serving_of, "_RESTART_S", 30)
+    program = """
+        import pathlib, subprocess, sys
+        subprocess.Popen(["sleep", "60"])  # a server keeps what it inherits
+        sys.exit(pathlib.Path("broken").exists() and "no engine")
+    """
+    program = textwrap.dedent(program)
     told = {"to": "transformers", "restart": [sys.executable, "-c", program]}
     with pytest.raises(ConfigError, match=r"a file may not start .*--allow-program"):
         run(folder, 1, serving=told)
@@ -208,6 +218,8 @@ def test_a_round_begins_when_there_are_enough_requests(folder: Path):
     assert (folder / "out/draft/model.safetensors").exists(), "there is a draft to serve"
     with (folder / "log.jsonl").open("a") as stream:
         stream.write(json.dumps({"prompt": "one more"}) + "\n")
+    with pytest.raises(ConfigError, match="draft"):  # the engine serves the first one
+        run(folder, draft=str(folder / "target"))
     assert [one.num_requests for one in run(folder)] == [8]
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from paceline.measure import latency
 from paceline.measure.acceptance import PairTexts, score_texts
 from paceline.measure.latency import PassTimer, time_pairs
 from paceline.measure.measurement import MeasureConfig, measure_models
+from paceline.measure.pair import trained_acceptance
 from paceline.measure.results import gamma_of, num_tokens
 from paceline.progress import silent
 from paceline.results import FIGURES, frame_of
@@ -166,8 +168,8 @@ def test_a_figure_has_one_interval_in_json_frames_and_the_verdict(timed_prompts:
             known = {part: end for part, end in parts.items() if math.isfinite(end)}
             assert figure == pytest.approx(dict.fromkeys(parts) | known)
             assert FIGURES[name].measure(row).as_object() == figure
-    judged = found.figure("speedup", found.requests) if timed_prompts else found.expected
-    assert judged is not None
+    row, name = (found.requests, "") if timed_prompts else (found.judged, "expected_")
+    judged = found.figure(f"{name}speedup", row)
     assert f"{judged.value:.2f}x ({judged.low:.2f} to {judged.high:.2f})" in found.verdict.reason
     if not timed_prompts:
         row = next(row for row in found.blocks if gamma_of(row) == found.verdict.gamma)
@@ -314,3 +316,9 @@ def test_passes_are_timed_within_the_context(size: int):
     target, draft = (TableModel.random(6, 1, seed=seed, max_length=20) for seed in (1, 2))
     costs = PassTimer(target, draft, [1] * size, [1, 5], SamplingParams(), None, [2] * 9).run(1)
     assert sorted(costs.verifying_s) == [1, 5]
+
+
+def test_a_result_of_something_else_beside_a_draft_is_not_read(tmp_path: Path):
+    """As of `paceline measure --draft ./draft --json > result.json`."""
+    (tmp_path / "result.json").touch()
+    assert math.isnan(trained_acceptance(str(tmp_path / "draft")))

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -224,13 +225,13 @@ def test_recorded_costs_of_a_busy_machine_are_called_disturbed():
             0.6,
             "measure 3 times as many prompts: --num-prompts",
         ),  # 1.2 (0.3 / 0.2)^2
-        ((1.01, 0.9, 1.12), 0.4, 0.6, "serve without this draft"),
+        ((1.01, 0.9, 1.12), 0.4, 0.6, "a verdict takes more than 20 times as many prompts"),
         # beside other programs, of nine requests
         ((0.8, 0.36, 6.91), 0.4, 0.6, "stop other programs and run again"),
         ((5.2, 1.02, 1.6e16), 0.4, 0.6, "stop other programs and run again"),
         ((0.8, 0.7, 0.9), 0.7, math.nan, "at gamma 4 it needs an acceptance above 0.700"),
         ((0.8, 0.7, 0.9), 0.7, 0.6, "on the text of its training it was 0.600, so the prompts"),
-        ((0.8, 0.7, 0.9), 0.4, 0.6, "try shorter blocks, such as --gammas 4"),
+        ((0.8, 0.7, 0.9), 0.4, 0.6, "make a smaller draft"),
         ((0.8, 0.7, 0.9), None, 0.6, "make a smaller draft"),
     ],
 )
@@ -243,17 +244,28 @@ def test_a_verdict_names_the_next_step(
     go, decided = found.low > 1, not found.low <= 1 <= found.high
     verdict = Verdict(go=go, decided=decided, includes_one=not decided, gamma=4, reason="why")
     options = "--target t --draft d --prompts p"
-    assert said in next_step(verdict, ALPHA, rows, found, trained, options)
+    step = partial(next_step, verdict, ALPHA, speedup=found, trained=trained, options=options)
+    assert said in step(rows, most_drafted=62, timed=True)
     if said.startswith("try longer"):
-        longer = [*rows, gamma_row(8)]
-        step = next_step(verdict, ALPHA, longer, found, trained, options)
-        assert step == f"paceline verify {options} --self-test"
+        verified = f"paceline verify {options} --self-test"
+        assert step([*rows, gamma_row(8)], most_drafted=62, timed=True) == verified
+        assert step(rows, most_drafted=7, timed=True) == verified, "8 do not fit"
+    if said.startswith("make") and break_even:
+        totals = {"break_even_acceptance": 0.3}
+        shorter = [gamma_row(2).model_copy(update={"totals": totals}), *rows]
+        assert "try shorter blocks, such as --gammas 2" in step(shorter, most_drafted=9, timed=True)
+    if said.startswith("measure"):
+        assert step(rows, most_drafted=62, timed=False) == "give the costs an interval: " + (
+            "--pass-repeats 6"
+        )
 
 
 def test_an_allowance_for_the_best_of_several_gammas_is_named():
     open_question = Verdict(go=False, decided=False, includes_one=True, gamma=4, reason="why")
     rows = [gamma_row(gamma) for gamma in (1, 2, 4)]
-    step = next_step(open_question, ALPHA, rows, Interval(1.17, 1.09, 1.24), math.nan, "")
+    speedup = Interval(1.17, 1.09, 1.24)
+    how = {"most_drafted": 62, "timed": True}
+    step = next_step(open_question, ALPHA, rows, speedup, math.nan, "", **how)
     assert step.startswith("the best of 3 gammas may gain by chance; measure 2 times as many")
 
 

@@ -78,6 +78,21 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_stopped(folder: Path, tmp_path: 
         assert torch.equal(weights(tmp_path / "run" / "draft")[name], wanted)
 
 
+def test_an_adapter_learns_to_read_masks(folder: Path, tmp_path: Path):
+    parallel = {"num_tokens": 3, "anchors": 8, "mask_token": 60}
+    made = align(align_config(folder, tmp_path / "run", lora=LORA, parallel=parallel, num_steps=2))
+    before, after = weights(folder / "draft"), weights(made / "draft")
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert moved == {name for name in before if name.endswith("_proj.weight")}
+    assert load_model(made / "draft").mask_token == 60
+
+
+def test_an_adapter_is_trained_by_an_optimizer_that_moves_zeros(folder: Path, tmp_path: Path):
+    assert align_config(folder, tmp_path, lora=LORA).optimizer.kind == "adamw"
+    given = {"optimizer": {"kind": "adafactor"}}
+    assert align_config(folder, tmp_path, lora=LORA, **given).optimizer.kind == "adafactor"
+
+
 def test_what_takes_no_adapter_is_refused_in_one_line(folder: Path, tmp_path: Path):
     with pytest.raises(ConfigError, match="lora trains no weight of the draft; unset freeze_"):
         align_config(folder, tmp_path / "run", lora=LORA, freeze_layers=1)

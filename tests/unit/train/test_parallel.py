@@ -14,10 +14,12 @@ from paceline.data.collate import TokenRow, collate
 from paceline.errors import UsageError
 from paceline.measure.acceptance import PairTexts, score_texts
 from paceline.models import HfModel, load_model, wrap_model
+from paceline.models.hf.draft_vocabulary import write_draft_vocabulary
 from paceline.rng import named_generator
 from paceline.train import align
 from paceline.train.evaluation import AgreementEvaluator
 from paceline.train.parallel import (
+    BlockPlaces,
     Parallel,
     Places,
     among_trained,
@@ -186,6 +188,10 @@ def test_weights_of_places_are_worked_out_by_hand():
     assert weights("efficiency") == pytest.approx(
         [1 + 0.35 + 0.35 * 0.4, 0.6 * (1 + 0.4), 0.6 * 0.7, 0.4]
     )
+    # a place behind another is there in half of the passes: twice as much where it is
+    assert weights("efficiency", kept=0.5) == pytest.approx(
+        [1 + 0.35 / 0.5 + 0.35 * 0.4 / 0.25, 0.6 * (1 + 0.4 / 0.5), 0.6 * 0.7, 0.4]
+    )
 
 
 def test_efficiency_weights_are_the_derivative_of_tokens_per_block():
@@ -200,6 +206,31 @@ def test_efficiency_weights_are_the_derivative_of_tokens_per_block():
     scores = a_X.detach(), a_X.detach(), a_X.detach()
     found = place_weights(settings, blocks, lambda: scores)
     torch.testing.assert_close(found.double(), slopes_X[5:])
+
+
+def test_places_are_weighed_by_the_acceptance_of_what_a_draft_may_propose(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The TVD of a step, which counts that acceptance, is the mean of 1 - acceptance."""
+    folder, seen = write_pair(tmp_path / "pair"), dict[str, Tensor]()
+    write_draft_vocabulary(folder / "draft", torch.arange(0, 200, 2))
+
+    def weigh(settings: Parallel, blocks: BlockPlaces, scores: Any) -> Tensor:
+        seen["acceptance"] = scores()[0]
+        return place_weights(settings, blocks, scores)
+
+    def weighted(self: BlockPlaces, weights_X: Tensor, of_places_K: Tensor) -> Tensor:
+        seen["weights"] = whole(self, weights_X, of_places_K)
+        return seen["weights"]
+
+    whole = BlockPlaces.weighted
+    monkeypatch.setattr("paceline.train.loss.place_weights", weigh)
+    monkeypatch.setattr(BlockPlaces, "weighted", weighted)
+    settings = {"num_tokens": 3, "anchors": 8, "mask_token": MASK}
+    changes = {"objective": "tvd", "num_steps": 1}
+    run = align(align_config(folder, tmp_path / "run", parallel=settings, **changes))
+    (loss,) = losses(run)
+    assert loss == pytest.approx(float(seen["weights"] @ (1 - seen["acceptance"])), rel=1e-4)
 
 
 def test_a_run_leaves_a_draft_that_names_its_mask(tmp_path: Path):
