@@ -79,7 +79,8 @@ def decoded(target: HfModel, draft: HfModel, request: PlayRequest) -> Generator[
         if stats.num_target_calls:
             figures += f", {stats.block_efficiency:.2f} tokens per target call"
         if stats.num_examined:
-            figures += f", {stats.num_accepted} of {stats.num_examined} examined tokens accepted"
+            counts = f"{stats.num_accepted} of {stats.num_examined} examined draft tokens"
+            figures += f", acceptance {stats.acceptance_rate:.3f} ({counts})"
         yield {"tokens": _tokens(block, target.tokenizer, readers), "figures": figures}
         start = time.perf_counter()
 
