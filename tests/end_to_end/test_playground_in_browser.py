@@ -83,7 +83,7 @@ def test_a_text_streams_with_sources_and_figures_and_fits_the_width(width: int, 
     assert len(kept) == 16
     assert {"prefill", "rejected", "recovered"} <= set(sources)
     accepted, examined = sources.count("accepted"), sources.count("recovered")
-    said = f"{accepted} of {accepted + examined} examined tokens accepted"
+    said = f"({accepted} of {accepted + examined} examined draft tokens)"
     assert tab.locator("#figures-draft").inner_text().endswith(said)
     assert tab.locator("#figures-plain").inner_text().startswith("16 tokens in ")
     rejected = tab.locator("#counts li", has_text="rejected").inner_text()

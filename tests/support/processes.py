@@ -3,13 +3,14 @@
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
-from contextlib import chdir, redirect_stderr, redirect_stdout
+from collections.abc import Iterator, Mapping
+from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from paceline.cli.main import main
 from paceline.processor import GENERIC, compile_flags, usable_levels
@@ -61,3 +62,14 @@ def finish(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
 
 LEVEL_FLAGS = {level: compile_flags(level) for level in (*usable_levels(), GENERIC)}
 """Compiler flags for each level that this machine can run, and for a processor without AVX."""
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Let torch and the C library compute with so many threads; the tests have one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -12,7 +12,6 @@ from paceline.results.row import Row, Source
 from paceline.results.row import write_rows as write_result_rows
 from support.results import ALONE, example, row, write_rows
 
-SAMPLING = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "repetition_penalty": 1.0}
 ENVIRONMENT = {"versions": {"paceline": "0.1.0"}, "processor": "a processor", "cpu_count": 2}
 
 

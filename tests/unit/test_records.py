@@ -155,19 +155,6 @@ def test_a_failure_while_directories_change_places_brings_the_old_one_back(
     assert names(tmp_path) == ["out"]
 
 
-def test_a_process_that_is_killed_while_writing_leaves_the_old_file(tmp_path: Path):
-    path = tmp_path / "result.json"
-    atomic_write_text(path, "old")
-    script = (
-        "import os, signal; from pathlib import Path; from paceline.records import *\n"
-        "os.fsync = lambda handle: os.kill(os.getpid(), signal.SIGKILL)\n"
-        f"atomic_write_text(Path({str(path)!r}), 'new' * 100000)"
-    )
-    done = subprocess.run([sys.executable, "-c", script], check=False)
-    assert done.returncode == -9
-    assert path.read_text(encoding="utf-8") == "old"
-
-
 @pytest.mark.parametrize("torn", ["", '{"step": 3, "lo', "{", '{"step": 3'])
 def test_rows_are_read_back_in_order_and_a_torn_last_line_is_left_out(tmp_path: Path, torn: str):
     """The next row does not stick to it."""

@@ -35,7 +35,7 @@ class ScoreConfig(StrictModel):
         writer: Servers of the model.
         output: Run directory; resumes if it exists.
         num_examples: Number of examples of the task's test split, after `skip_examples`.
-        max_prompt_tokens: Longer prompts are an error; encoder-decoders cut them.
+        max_prompt_tokens: Longer prompts are an error.
         max_new_tokens: Maximum number of tokens per answer.
     """
 

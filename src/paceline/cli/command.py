@@ -190,7 +190,7 @@ _MEASURED = ("loading", "sampling text", "scoring", "timing passes")
 STAGES = {
     "measure": (*_MEASURED, "choosing gamma", "timing requests"),
     "analyze": ("loading", "sampling text", "timing passes", "analyzing rules"),
-    "verify_losslessness": (*("greedy texts", "sampled texts", "sampled texts of a broken rule"),),
+    "verify_losslessness": ("greedy texts", "sampled texts", "sampled texts of a broken rule"),
     "align": ("loading", "held-out text", "training", "evaluating"),
 }
 """The stages of long functions, in the order of their progress; others are not numbered."""

@@ -118,11 +118,12 @@ class ServerProcess:
             self._process.wait()
 
     def _log_excerpt(self) -> str:
-        """The path of the log and its last error, or else its last lines."""
+        """The path of the log with the error of a process that failed, or else its last lines."""
         lines = [" ".join(line.split()) for line in last_lines(self._log, _LOG_TAIL)]
         errors = (re.search(r"\w+Error: .*", line) for line in lines if "WARNING" not in line)
         causes = [error[0] for error in errors if error and "root cause" not in error[0]]
-        said = causes[-1] if causes else " / ".join(lines[-_LAST_LINES:])[-_LONGEST:]
+        failed = (self._process.poll() or 0) > 0
+        said = causes[-1] if failed and causes else " / ".join(lines[-_LAST_LINES:])[-_LONGEST:]
         return f"see {self._log} ({shorten(said, _LONGEST) or 'empty'})"
 
 

@@ -116,7 +116,7 @@ class FollowConfig(StrictModel):
             null: all.
         max_prompt_tokens: Maximum prompt length; prompts keep their last tokens, texts their first.
         max_new_tokens: Maximum number of tokens per answer.
-        batch_size: Answers generated per batch.
+        batch_size: Answers generated per batch, or asked of servers at once.
     """
 
     target: str = Field(min_length=1)
@@ -188,8 +188,7 @@ class FollowConfig(StrictModel):
             max_prompt_tokens=self.max_prompt_tokens,
             max_new_tokens=self.max_new_tokens,
             batch_size=self.batch_size,
-            # a shard is asked at once, and waits for its slowest answer
-            shard_size=max(self.batch_size, getattr(self.writer, "concurrency", 1)),
+            shard_size=self.batch_size,
             seed=seed,
         )
 
@@ -206,8 +205,8 @@ class FollowConfig(StrictModel):
             read_costs(self.judging.costs).usable(gammas, self.judging.concurrency)
         lengths = self.max_prompt_tokens, self.max_new_tokens
         models: list[Any] = checks.pair(self.target, self.draft)
-        at_once = KINDS[self.serving.to].drafts_at_once and models[1].mask_token is not None
-        if at_once and not self.writer.hidden_states:
+        has_masks = models[1].mask_token is not None or self.align.get("parallel")
+        if has_masks and KINDS[self.serving.to].drafts_at_once and not self.writer.hidden_states:
             raise ConfigError(
                 "a draft that proposes a block in one pass is judged by writer.hidden_states alone"
             )

@@ -253,16 +253,23 @@ def _unanswered(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _redacted(value: Any, patterns: tuple[str, ...]) -> Any:
-    """A value whose texts and numbers have no match, also in a text that is JSON.
+    """A value whose texts and numbers have no match, also in a text that is JSON as a whole.
 
     Names of keys are as they were, but in such a text.
     """
     match value:
         case str():
-            inner = _json_of(value)
-            if (clean := _redacted(inner, patterns)) != inner:
-                value = json.dumps(clean, ensure_ascii=False)
-            return functools.reduce(lambda text, one: re.sub(one, _REDACTED, text), patterns, value)
+            plain = functools.partial(
+                functools.reduce, lambda text, one: re.sub(one, _REDACTED, text), patterns
+            )
+            text = plain(value)
+            # without a quote around it, a match leaves no JSON
+            inner = _json_of(text) or _json_of(value) if patterns else None
+            if (clean := _redacted(inner, patterns)) == inner:
+                return text
+            written = plain(json.dumps(clean, ensure_ascii=False))
+            # a match of the text as it was spelled may be there no more
+            return written if written.count(_REDACTED) >= text.count(_REDACTED) else _REDACTED
         case int() | float() if not isinstance(value, bool):
             text = str(value)
             return value if _redacted(text, patterns) == text else _REDACTED

@@ -31,7 +31,7 @@ from paceline.errors import PromptError
 from paceline.fingerprints import files_fingerprint, short_hash
 from paceline.follow.judge import Judge, Trial
 from paceline.follow.log import CORPUS, Logged, read
-from paceline.follow.serving import counts, serve
+from paceline.follow.serving import LINK, counts, serve
 from paceline.follow.store import Kept, TextStore
 from paceline.models.loading import fingerprint_if_there, load_tokenizer
 from paceline.progress import silent
@@ -72,7 +72,7 @@ class Round(StrictModel):
         positions: How far the log is read; see `log.Read`.
         num_requests: Number of logged prompts.
         num_unreadable: Number of lines and prompts that cannot be read.
-        fault: Place of the first of them.
+        fault: Place of the first of them, or why.
         num_answered: Number of prompts that the target answers.
         counted: The engine's counters at the beginning of the round, and at its end.
         decision: What was decided.
@@ -127,7 +127,7 @@ def follow(config: FollowConfig, *, progress: Progress = silent) -> list[Round]:
     """
     checked(config)
     run = RunDirectory(config.output)
-    begun = (config.output / "served").exists()
+    begun = (config.output / LINK).is_symlink()
     may_change = set(type(config).model_fields) - set(_FIXED)
     run.check(config, begun=begun, resume=True, may_change=may_change)
     run.resumed = None  # templates write the date of each round, not that of the first

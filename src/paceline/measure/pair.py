@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Protocol, Self, TypeVar, cast
 
@@ -20,7 +21,7 @@ from paceline.data.sources import sample_completions
 from paceline.data.tokens import asked, encode_prompt, encode_prompts, truncated
 from paceline.decode.decoder import least_of
 from paceline.decode.ngram import NGRAM, NgramDraft
-from paceline.errors import ContextLengthError, UsageError
+from paceline.errors import ConfigError, ContextLengthError, UsageError
 from paceline.models import load_model, prepare_for_decoding
 from paceline.models.compatibility import check_same_vocabulary
 from paceline.models.loading import tokenizer_of
@@ -308,9 +309,10 @@ def load_models(
 def trained_acceptance(draft: str) -> float:
     """Acceptance on held-out text at the end of the run that made the draft; NaN: not known."""
     path = Path(draft).expanduser()
-    run = RunDirectory(path.parent)
-    known = path.name == "draft" and is_run(run.read_manifest() or {})
-    result = run.read_result() if known else None
+    run, result = RunDirectory(path.parent), None
+    with suppress(ConfigError):  # files of another program
+        known = path.name == "draft" and is_run(run.read_manifest() or {})
+        result = run.read_result() if known else None
     after: dict[str, float] = (result or {}).get("after") or {}
     return after.get("expected_acceptance", math.nan)
 

@@ -262,7 +262,9 @@ def _better_draft(judged: int, acceptance: Interval, rows: Sequence[Row], traine
             f"needs an acceptance above {needed[gamma]:.3f}{why}"
         )
     if gamma == judged:
-        return f"{smaller}: its blocks take longer in requests than alone"
+        return f"{smaller}: its blocks cost more than they gain"
+    if gamma > judged:
+        return f"try longer blocks, such as --gammas {gamma}"
     return f"try shorter blocks, such as --gammas {gamma}: longer ones cost more than they gain"
 
 

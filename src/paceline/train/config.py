@@ -295,8 +295,10 @@ class AlignConfig(TrainSettings):
     def _fill_in_recipe(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
-        if values.get("lora") is not None:  # Adafactor's step goes with the weight, here 0
-            values = {"optimizer": {"kind": "adamw"}} | values
+        optimizer = values.get("optimizer") or {}
+        if values.get("lora") is not None and isinstance(optimizer, dict):
+            # Adafactor's step goes with the weight, which is 0 at first
+            values = values | {"optimizer": {"kind": "adamw"} | optimizer}
         name = values.get("recipe")
         return RECIPES[name] | values if isinstance(name, str) and name in RECIPES else values
 
@@ -308,7 +310,9 @@ class AlignConfig(TrainSettings):
         weighting = None if self.parallel is None else self.parallel.weighting
         parts = (self.objective, self.objective if self.finish is None else self.finish.objective)
         if any(reads_top(part) and reads_target(part) for part in parts):
-            raise ValueError("top_k_tail is of use where probabilities are not known; use it alone")
+            raise ValueError(
+                "top_k_tail is for unknown probabilities; use it alone or with cross_entropy"
+            )
         if weighting in ("efficiency", "confidence") and not all(map(reads_target, parts)):
             raise ValueError(
                 f"parallel.weighting {weighting} needs the target's probabilities, which an "

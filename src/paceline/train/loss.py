@@ -225,6 +225,8 @@ class ChunkLoss(NamedTuple):
             assert target_CV is not None, "checked before training"
             labels_C1 = self.labels_N[rows][:, None]
             draft_CV = self.draft_head.log_probs(hidden_ND[rows])
+            # logits of sampled tokens stand for others, too, and may exceed the whole mass
+            target_CV = target_CV - target_CV.logsumexp(-1, keepdim=True).clamp(min=0)
             p_CV, q_CV = target_CV.exp(), draft_CV.exp()
             acceptance_C, survival_C, _ = score_tokens(p_CV, q_CV, labels_C1[:, 0])
             acceptance_C += (p_CV.sum(-1) - 1) / 2  # p may have less than its whole mass here

@@ -107,7 +107,7 @@ class Stepper:
         for index, batch in enumerate(batches):
             last = index == len(batches) - 1
             with contextlib.nullcontext() if last else self.accelerator.no_sync(self.loss):
-                scored = self._scored(parts[index], batch, plan.terms)
+                scored = self._scored(parts[index], batch, plan)
                 first = index * len(parts[index])
                 uniforms = self._uniforms(first, batch, plan)
                 places = self._places(first, batch, plan)
@@ -168,13 +168,14 @@ class Stepper:
         return draw_places(batch.mask_BT, plan.parallel, rng_of, first).to(batch.mask_BT.device)
 
     def _scored(
-        self, rows: Sequence[TokenRow], batch: TokenBatch, terms: Sequence[Objective]
+        self, rows: Sequence[TokenRow], batch: TokenBatch, plan: StepPlan
     ) -> Callable[[], tuple[Tensor | None, Tensor | None]]:
         """The target's scores; recorded states are fetched when they are asked for."""
 
         def scored() -> tuple[Tensor | None, Tensor | None]:
-            hidden_ND = self.score(rows, batch, terms)
-            needed = any(term.counts_acceptance for term in terms)
+            hidden_ND = self.score(rows, batch, plan.terms)
+            needed = any(term.counts_acceptance for term in plan.terms)
+            needed |= plan.parallel is not None and plan.parallel.weighting == "efficiency"
             if hidden_ND is None or self.model.draft_vocabulary is None or not needed:
                 return hidden_ND, None
             assert self.target is not None, "hidden states come from a target"

@@ -109,18 +109,6 @@ def test_tokens_at_the_threshold_or_with_the_same_mass_are_kept():
         assert verified(rule, case).num_accepted.tolist() == wanted, rule
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize(
-    "rule",
-    [Lossy(0.0), Lossy(0.0, "tuned"), *(Lenient(k, 1.0) for k in ("linear", "square"))],
-    ids=str,
-)
-def test_at_its_near_end_a_rule_is_lossless(rule: Rule, temperature: float):
-    case = make_case(200, 3, 300, temperature)
-    for ours, lossless in zip(verified(rule, case), verified(Lossless(), case), strict=True):
-        assert torch.equal(ours, lossless)
-
-
 def test_surprise_is_a_logarithm_to_seven_digits():
     """p untempered from the smallest number there is to 1, each under and over its threshold."""
     small = (2.0 ** torch.arange(-149, 0, 3)).tolist()

@@ -249,14 +249,6 @@ def test_places_of_a_parallel_draft_are_what_enumerating_an_engine_gives(
     assert gamma == 1 or abs(float(mutant.mean()) - blocks) > 1e-3
 
 
-def test_positions_counted_where_a_block_starts_are_caught():
-    """The mutant does not ask whether the positions before it stayed."""
-    texts, mask = all_texts(6, None)
-    acceptance, survival = scores(texts)
-    alike_B = accepted_by_position(acceptance, survival, mask, 1)[0][:, 0]
-    assert float(alike_B.mean()) > 1.1 * engine(6, 3, None)[3][1]
-
-
 def test_blocks_that_start_behind_a_place_can_be_left_out():
     """Of ten rejected positions, each a block of its own, the first seven count."""
     none = torch.zeros(1, 10)

@@ -152,15 +152,6 @@ def test_a_mix_follows_its_coins():
         assert abs(counts[origin] - 4000 * share) < 5 * (4000 * share * (1 - share)) ** 0.5
 
 
-def test_drafted_text_is_that_of_the_draft_as_it_is_now():
-    stream = ExampleStream(examples(5), 2, seed=0)
-    source = sampled(stream, repeats(31))
-    source.next_batch()
-    source.model = repeats(33)  # what an update of the weights does
-    batch = source.next_batch()
-    assert all(list(row.tokens[2:]) == [33, 33, 33] for row in batch.rows)
-
-
 def test_the_prompt_of_written_text_carries_no_loss_and_the_old_completion_is_gone():
     row = sampled(ExampleStream(examples(1), 1, seed=0), repeats(31)).next_batch().rows[0]
     assert list(row.tokens) == [0, 0, 31, 31, 31]

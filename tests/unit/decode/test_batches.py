@@ -42,22 +42,6 @@ def pair() -> tuple[TableModel, TableModel]:
     return target, TableModel((logits + noise).softmax(-1))
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "plain", "shaped"])
-@pytest.mark.parametrize("gamma", [1, 3, 6])
-@pytest.mark.parametrize("rule", [Lossless(), Lenient("linear", 0.6)], ids=["lossless", "lenient"])
-def test_a_row_of_a_batch_is_the_row_alone_in_tokens_and_counts(
-    rule: Rule, gamma: int, sampling: SamplingParams
-):
-    decoder = SpeculativeDecoder(*pair(), rule, gamma=gamma, sampling=sampling)
-    together = decoder.generate(PROMPTS, 18, seed=SEEDS)
-    alone = [
-        decoder.generate([prompt], 18, seed=[seed])[0]
-        for prompt, seed in zip(PROMPTS, SEEDS, strict=True)
-    ]
-    assert together == alone
-    assert len({generation.stats for generation in alone}) > 1
-
-
 def test_the_target_reads_a_batch_as_often_as_its_busiest_row():
     target, draft = pair()
     found = SpeculativeDecoder(target, draft, gamma=3).generate(PROMPTS, 25, eos_token_ids=[])

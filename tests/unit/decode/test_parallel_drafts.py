@@ -1,8 +1,9 @@
 """Drafts that propose a block in one pass, of transformers' architectures.
 
-`tests/statistical/test_borders.py` has the law of their text.
+`tests/statistical/test_parallel_borders.py` has the law of their text.
 """
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -32,13 +33,17 @@ def pair(architecture: str, **overrides: Any) -> tuple[HfModel, HfModel]:
     return target, wrap_model(draft.hf, draft.tokenizer)
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_greedy_texts_of_ragged_rows_are_those_of_generate(architecture: str):
+@pytest.mark.parametrize(
+    ("architecture", "penalty"), [*product(ARCHITECTURES, [1.0]), ("llama", 1.3)]
+)
+def test_greedy_texts_of_ragged_rows_are_those_of_generate(architecture: str, penalty: float):
     target, draft = pair(architecture)
     assert draft.mask_token == MASK
-    decoder = SpeculativeDecoder(target, draft, gamma=4, sampling=GREEDY)
+    sampling = SamplingParams(temperature=0, repetition_penalty=penalty)
+    decoder = SpeculativeDecoder(target, draft, gamma=4, sampling=sampling)
     found = decoder.generate(PROMPTS, 24, batch_size=3)
-    assert [each.tokens for each in found] == [generated(target.hf, p, 24) for p in PROMPTS]
+    wanted = [generated(target.hf, p, 24, repetition_penalty=penalty) for p in PROMPTS]
+    assert [each.tokens for each in found] == wanted
     # of a draft that is the target itself, the first place is always accepted
     twin = target.rewrap(target.hf)
     twin.mask_token = MASK

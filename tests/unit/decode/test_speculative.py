@@ -1,7 +1,6 @@
 """Speculative decoding on table models: the same text as the target alone, in fewer passes."""
 
 import itertools
-from collections.abc import Sequence
 from unittest.mock import Mock
 
 import pytest
@@ -114,28 +113,6 @@ def test_a_draft_equal_to_its_target_is_accepted_always(
             assert generation.stats.block_efficiency == 5
 
 
-class CoarseSession(TableSession):
-    def _logits_at(self, first_B: Sequence[int], count: int) -> torch.Tensor:
-        return super()._logits_at(first_B, count).bfloat16()
-
-
-class Coarse(TableModel):
-    """Gives its logits in 16 bits, as a model in bfloat16 does."""
-
-    def start_session(self) -> TableSession:
-        return CoarseSession(self)
-
-
-# DeepSpec#31: sampled in one dtype, scored in another
-@pytest.mark.parametrize("temperature", [0.0, 0.6, 1.0])
-def test_a_draft_equal_to_its_target_is_accepted_always_in_16_bits(temperature: float):
-    model = Coarse.random(50, order=1, seed=3, spread=2.0)
-    sampling = SamplingParams(temperature=temperature, top_k=20, top_p=0.9)
-    decoder = SpeculativeDecoder(model, model, gamma=5, sampling=sampling)
-    for generation in decoder.generate(PROMPTS, 60):
-        assert generation.stats.acceptance_rate == 1.0
-
-
 # vllm#56724: drafted outside the target's top-k or top-p support
 @pytest.mark.parametrize("sampling", [SamplingParams(top_k=2), SamplingParams(top_p=0.3)])
 @pytest.mark.parametrize("rule", [Lossless(), Lenient("linear", 0.3), Lossy(0.5)])
@@ -220,20 +197,6 @@ def test_between_blocks_both_sessions_hold_the_text_less_its_newest_tokens(
         if block.num_drafted or number == 0:
             unread = 2 if block.sources[-1] == "bonus" else 1
             assert draft.session.rows == [text[:-unread]]
-
-
-def test_a_draft_that_would_err_without_its_last_token_is_accepted_whole():
-    """Each next token is the sum of the last two, modulo 7: one token missing, and all is lost."""
-    table = torch.zeros(49, 7)
-    for a, b in itertools.product(range(7), repeat=2):
-        table[7 * a + b, (a + b) % 7] = 1
-    model = TableModel(table)
-    (generation,) = SpeculativeDecoder(model, TableModel(table), gamma=3).generate([[1, 1]], 41)
-    expected = [1, 1]
-    while len(expected) < 43:
-        expected.append((expected[-1] + expected[-2]) % 7)
-    assert generation.tokens == expected[2:]
-    assert generation.stats.accepted_histogram == (0, 0, 0, 10)
 
 
 def test_no_rule_counts_the_pass_over_the_prompt():

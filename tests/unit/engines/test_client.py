@@ -166,7 +166,7 @@ def test_of_a_server_that_did_not_start_the_cause_is_said(tmp_path: Path):
         (APIServer pid=1) RuntimeError: Engine core initialization failed. See root cause above.
         nothing more
     """
-    command = [sys.executable, "-c", f"print({log!r})"]
+    command = [sys.executable, "-c", f"print({log!r}); raise SystemExit(1)"]
     with ServerProcess(command, 1, tmp_path / "log", {}) as server:
         while not server.last_words():
             pass  # it waits

@@ -133,6 +133,13 @@ def test_numbers_and_json_in_a_text_are_redacted(tmp_path: Path, arguments: Any,
     assert kept == clean
 
 
+def test_a_match_of_the_spelling_of_a_text_is_not_lost_where_it_is_written_anew(tmp_path: Path):
+    write(tmp_path / "a.jsonl", {"prompt": '{"key":"secret","n":4111111111111111}'})
+    (found,) = taken(tmp_path, redact=(r'"key":"\w*"', r"\d{13,19}")).chosen
+    assert "secret" not in found.row["prompt"]
+    assert "4111" not in found.row["prompt"]
+
+
 def test_what_cannot_be_redacted_is_not_read(tmp_path: Path):
     bad = {"prompt": [7, 8]}, {"prompt": [[]]}, {"prompt": [[], [1]]}
     write(tmp_path / "a.jsonl", *bad, {"prompt": "a", "user": "me@me.me"})

@@ -47,7 +47,8 @@ def test_the_lossless_rule_passes(sampling):
     """n = 1,890 tokens in 16 cells; each sampler fails once in 10,000 seeds."""
     report = verify_models(*_models(), PROMPTS, _config(sampling=sampling))
     assert report.passed
-    assert report.distribution.counts["tokens"] == 30 * 63
+    counts = report.distribution.counts
+    assert counts["tokens"] + counts["border"] == 30 * 63
 
 
 @pytest.mark.slow
@@ -81,11 +82,6 @@ def test_a_broken_rule_fails_the_greedy_check_and_the_place_is_named():
     assert check.first_difference.startswith("prompt ")
 
 
-def test_greedy_texts_are_all_equal_for_the_lossless_rule():
-    check = check_greedy(Models(*_models(), _models()[0]), PROMPTS, _config(), Lossless())
-    assert check.counts == {"prompts": 30, "tokens": 30 * 64, "identical": 30, "ties": 0}
-
-
 @pytest.mark.slow
 def test_a_served_target_that_is_not_the_reference_fails_both_checks():
     target, draft = _models()
@@ -93,6 +89,7 @@ def test_a_served_target_that_is_not_the_reference_fails_both_checks():
     report = verify_models(wrong, draft, PROMPTS, _config(), reference=target)
     assert not report.greedy.passed
     assert not report.distribution.passed
+    assert (report.word, report.exit_code) == ("FAILED", 1)
 
 
 class Nudged(TableModel):

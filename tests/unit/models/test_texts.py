@@ -53,16 +53,6 @@ def test_an_answer_has_the_text_that_it_adds_to_the_prompt(family: str, bos: boo
 
 
 @pytest.mark.parametrize("family", WITH_BYTES)
-def test_an_answer_keeps_the_spaces_that_it_loses_if_it_is_decoded_alone(family: str):
-    plain = TOKENIZER_FAMILIES[family]()
-    cut, ids = len(plain.encode(PROMPT).ids), plain.encode(PROMPT + ANSWER).ids
-    assert ids[:cut] == plain.encode(PROMPT).ids
-    assert answer_text(wrapped(plain), ids[cut:], ids[:cut]) == ANSWER
-    stripped = plain.decode(ids[cut:]) != ANSWER
-    assert stripped == family.startswith("a space")
-
-
-@pytest.mark.parametrize("family", WITH_BYTES)
 def test_characters_of_several_tokens_stream_when_they_are_complete(family: str):
     plain = TOKENIZER_FAMILIES[family]()
     prompt = plain.encode("the cat").ids

@@ -19,6 +19,7 @@ from paceline.train.objectives import (
     native_terms,
     token_losses,
 )
+from support.processes import threads
 
 pytestmark = pytest.mark.skipif(compiled() is None, reason="no C compiler with OpenMP")
 
@@ -81,6 +82,11 @@ def check(terms: list[Objective], target: Tensor, draft: Tensor, tolerance: floa
     losses, slopes = expected(terms, target, draft, labels, weights)
     written = draft.clone()
     got = losses_and_slopes(native_terms(terms), target, written, labels, weights)
+    with threads(3):
+        several = draft.clone()
+        losses_of_several = losses_and_slopes(native_terms(terms), target, several, labels, weights)
+    assert torch.equal(losses_of_several, got)
+    assert torch.equal(several, written)
     for mine, wanted in ((got, losses), (written, slopes)):
         close = tolerance * max(1.0, float(wanted.abs().max()))
         assert float((mine - wanted).abs().max()) <= close

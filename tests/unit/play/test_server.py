@@ -103,7 +103,7 @@ def test_both_ways_stream_the_text_of_transformers_and_count_it(peaked: Any, pea
         if not plain:
             sources = [token["source"] for token in kept]
             accepted, examined = sources.count("accepted"), sources.count("recovered")
-            said = f"{accepted} of {accepted + examined} examined tokens accepted"
+            said = f"({accepted} of {accepted + examined} examined draft tokens)"
             assert blocks[-1]["figures"].endswith(said)
 
 

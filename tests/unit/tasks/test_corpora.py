@@ -141,24 +141,6 @@ def test_a_seed_decides_the_order_and_the_order_of_the_file_does_not(
 
 
 @pytest.mark.parametrize(
-    "row",
-    [
-        {"text": "a document"},
-        {"tokens": [1, 2, 3]},
-        {"prompt": "a prompt"},
-        {"prompt": "a prompt", "completion": "answered"},
-        {"messages": [{"role": "user", "content": "hello"}]},
-    ],
-)
-def test_plain_text_takes_every_kind_of_record_as_it_is(tmp_path: Path, row: dict[str, Any]):
-    task = PlainText(corpus=corpus_of(tmp_path / "a.jsonl", row))
-    example = task.examples("test", 1)[0]
-    assert example.reference == ""
-    assert example.record.where.endswith("a.jsonl line 1")
-    assert task.metric is None
-
-
-@pytest.mark.parametrize(
     ("row", "messages"),
     [
         ({"prompt": USER["content"]}, [USER]),

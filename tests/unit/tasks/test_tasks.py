@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from paceline.cli.make import task as task_command
-from paceline.config import StrictModel, load_config, to_yaml
 from paceline.data import read_records
 from paceline.data.prompts import CorpusConfig, Record
-from paceline.data.tokens import last_turn, thoughts_end
+from paceline.data.tokens import thoughts_end
 from paceline.errors import ConfigError
 from paceline.tasks import (
     Arithmetic,
@@ -21,16 +20,11 @@ from paceline.tasks import (
     PlainText,
     Questions,
     Task,
-    TaskChoice,
     build_task,
     write_examples,
 )
 from paceline.tasks.base import ExamplePrompts, TaskExample, example_prompts
 from support.texts import CHAT_FAMILIES, TOKENIZER_FAMILIES, tokenizer_of, wrapped
-
-
-class Bench(StrictModel):
-    tasks: tuple[TaskChoice, ...] = (Arithmetic(),)
 
 
 @pytest.mark.parametrize(
@@ -66,15 +60,6 @@ def test_a_task_that_does_not_exist_or_is_wrong_is_one_line(chosen: Any, words: 
         build_task(chosen)
     message = str(caught.value)
     assert [word for word in words if word not in message] == []
-
-
-def test_a_configuration_holds_tasks_and_reads_back_what_it_wrote(tmp_path: Path):
-    file = tmp_path / "bench.yaml"
-    file.write_text("tasks: [arithmetic, {task: code, chat: true}, {task: text, corpus: a.txt}]")
-    config = load_config(Bench, file)
-    assert [task.task for task in config.tasks] == ["arithmetic", "code", "text"]
-    file.write_text(to_yaml(config))
-    assert load_config(Bench, file) == config
 
 
 def questions(folder: Path, *, chat: bool) -> Questions:
@@ -117,13 +102,6 @@ def test_every_kind_of_record_is_written_as_it_was_read(tmp_path: Path):
     write_examples(PlainText(corpus=CorpusConfig(path=str(source))), "test", 5, copy)
     lines = copy.read_text().splitlines()
     assert sorted(lines) == sorted(map(json.dumps, rows))
-
-
-def test_an_example_is_tokenised_as_prompt_and_completion(tokenizer):
-    example = Arithmetic().examples("test", 1)[0]
-    prompt, completion, _ = last_turn(example.record, tokenizer)
-    assert tokenizer.decode(prompt + (completion or [])).startswith(str(example.record.text))
-    assert completion
 
 
 def test_examples_that_repeat_are_counted_and_said(tmp_path: Path, capsys: Any):

@@ -5,7 +5,9 @@ import os
 import shutil
 import signal
 import threading
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -16,7 +18,7 @@ from paceline.cli.main import app
 from paceline.environment import begin
 from paceline.errors import ConfigError, PromptError, TrainingError, UsageError
 from paceline.records import read_jsonl
-from paceline.train import align
+from paceline.train import align, loop
 from paceline.train.checkpoint import read_state
 from paceline.train.loop import LossGuard, StopRequest
 from paceline.train.step import StepFigures
@@ -130,6 +132,26 @@ def test_ctrl_c_saves_says_how_to_go_on_and_costs_nothing(folder: Path, tmp_path
         align(config, progress=interrupt)
     assert "step-00000004" in str(caught.value)
     assert losses(align(config, resume=True)) == losses(whole)
+
+
+def test_a_resumed_run_has_what_is_left_of_its_seconds(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    clock = count()  # each look at it takes a second
+    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
+    budget = {"num_steps": None, "max_seconds": 40.0, "checkpoints": {"every_seconds": None}}
+    whole = align(align_config(folder, tmp_path / "whole", **budget))
+    config, steps = align_config(folder, tmp_path / "cut", **budget), count()
+
+    def interrupt(stage: str, *_: object) -> None:
+        if stage == "training" and next(steps) == 4:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(TrainingError, match="stopped after step"):
+        align(config, progress=interrupt)
+    found = losses(align(config, resume=True))
+    assert len(losses(whole)) > 8
+    assert abs(len(found) - len(losses(whole))) <= 1
 
 
 def test_pretraining_text_goes_on_where_it_was(folder: Path, tmp_path: Path):

@@ -110,19 +110,6 @@ def test_bans_and_a_forced_end_are_applied_without_a_word(architecture: str, att
         assert not banned & {token for text in texts for token in text.tokens}
 
 
-def test_training_and_sessions_of_a_decoder_only_model_ban_the_same_tokens():
-    hf: Any = tiny_hf("llama")
-    hf.generation_config.suppress_tokens = [7, 8]
-    target = wrap_model(hf)
-    logits_V = target.start_session().prefill([PROMPT])[0]
-    with torch.no_grad():
-        hidden_TD = target.hidden(target.trial_batch(PROMPT))[0]
-    log_probs_V = target.head.log_probs(hidden_TD)[-1]
-    torch.testing.assert_close(log_probs_V.exp(), logits_V.softmax(-1), atol=1e-6, rtol=1e-5)
-    assert logits_V[[7, 8]].tolist() == [-torch.inf] * 2
-    assert bool(log_probs_V.isfinite().all())
-
-
 def test_neutral_values_and_settings_of_sampling_say_nothing():
     hf: Any = tiny_hf("llama")
     neutral = GenerationConfig._get_default_generation_params()

@@ -24,6 +24,7 @@ from paceline.models.llama.cpu_weights import can_copy
 from paceline.native import compiled, library
 from support.devices import NamedDevices
 from support.models import TEXT, prepared, prepared_pair, read, reader, tiny_hf
+from support.processes import threads
 from support.rules import ALL_RULES, VerifiesInPyTorch, using
 
 pytestmark = pytest.mark.skipif(compiled() is None, reason="no C compiler with OpenMP")
@@ -116,6 +117,22 @@ def test_a_target_on_the_host_verifies_what_a_draft_on_a_card_proposes(
         settings = {"max_new_tokens": 14, "do_sample": False, "eos_token_id": None}
         (whole,) = target.hf.generate(torch.tensor(prompts[:1]), **settings).tolist()  # pyright: ignore
         assert whole == prompts[0] + wanted[0].tokens
+
+
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("texts", [[TEXT[:5]], [TEXT[:2], TEXT[3:9]]])
+def test_threads_change_no_bit(count: int, texts: list[list[int]]):
+    """Also where their number changes between the passes of a session."""
+    target, draft = prepared_pair()
+    decoder = SpeculativeDecoder(target, draft, gamma=3, sampling=SamplingParams(temperature=0.9))
+    wanted, session = texts_of(decoder, texts), target.start_session()
+    first, block = session.prefill(texts), torch.tensor([TEXT[2:6]] * len(texts))
+    second = session.extend(block)
+    with threads(count):
+        assert texts_of(decoder, texts) == wanted
+        other = target.start_session()
+        assert torch.equal(other.prefill(texts), first)
+    assert torch.equal(other.extend(block), second)
 
 
 def sessions(model: CausalModel, texts: list[list[int]]) -> tuple[ModelSession, ModelSession]:
