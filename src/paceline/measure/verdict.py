@@ -18,7 +18,7 @@ from paceline.results.figures import FIGURES
 from paceline.results.row import select
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from paceline.results.row import Row
 
@@ -222,9 +222,14 @@ def next_step(
         if longer and "engine" not in rows[0].setting:
             return f"try longer blocks: --gammas {most},{most + most // 2},{2 * most}"
         return f"paceline verify {options} --self-test"
-    if not verdict.decided:
+    needed = {
+        gamma_of(row): row.totals["break_even_acceptance"]
+        for row in rows
+        if "break_even_acceptance" in row.totals
+    }
+    if not verdict.decided and acceptance.high >= min(needed.values(), default=0.0):
         return _more_data(verdict.gamma, rows, speedup, timed=timed)
-    return _better_draft(verdict.gamma, acceptance, rows, trained)
+    return _better_draft(verdict.gamma, acceptance, needed, trained)
 
 
 def _more_data(gamma: int, rows: Sequence[Row], speedup: Interval, *, timed: bool) -> str:
@@ -242,13 +247,10 @@ def _more_data(gamma: int, rows: Sequence[Row], speedup: Interval, *, timed: boo
     return f"{why}measure {times} times as many prompts: --num-prompts{also}"
 
 
-def _better_draft(judged: int, acceptance: Interval, rows: Sequence[Row], trained: float) -> str:
-    """The next step after a NO-GO at the gamma that was judged."""
-    needed = {
-        gamma_of(row): row.totals["break_even_acceptance"]
-        for row in rows
-        if "break_even_acceptance" in row.totals
-    }
+def _better_draft(
+    judged: int, acceptance: Interval, needed: Mapping[int, float], trained: float
+) -> str:
+    """The next step where more data do not help; `needed`: break-even acceptance by gamma."""
     smaller = "make a smaller draft (fewer --layers, a --vocabulary)"
     if not needed:
         return f"{smaller}: no acceptance pays its cost"

@@ -225,6 +225,7 @@ def test_recorded_costs_of_a_busy_machine_are_called_disturbed():
             0.6,
             "measure 3 times as many prompts: --num-prompts",
         ),  # 1.2 (0.3 / 0.2)^2
+        ((0.91, 0.87, 1.01), 0.7, math.nan, "at gamma 4 it needs an acceptance above 0.700"),
         ((1.01, 0.9, 1.12), 0.4, 0.6, "a verdict takes more than 20 times as many prompts"),
         # beside other programs, of nine requests
         ((0.8, 0.36, 6.91), 0.4, 0.6, "stop other programs and run again"),
