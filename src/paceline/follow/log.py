@@ -259,15 +259,12 @@ def _redacted(value: Any, patterns: tuple[str, ...]) -> Any:
     """
     match value:
         case str():
-            plain = functools.partial(
-                functools.reduce, lambda text, one: re.sub(one, _REDACTED, text), patterns
-            )
-            text = plain(value)
+            text = _replaced(value, patterns)
             # without a quote around it, a match leaves no JSON
             inner = _json_of(text) or _json_of(value) if patterns else None
             if (clean := _redacted(inner, patterns)) == inner:
                 return text
-            written = plain(json.dumps(clean, ensure_ascii=False))
+            written = _replaced(json.dumps(clean, ensure_ascii=False), patterns)
             # a match of the text as it was spelled may be there no more
             return written if written.count(_REDACTED) >= text.count(_REDACTED) else _REDACTED
         case int() | float() if not isinstance(value, bool):
@@ -278,6 +275,11 @@ def _redacted(value: Any, patterns: tuple[str, ...]) -> Any:
         case dict():
             return {key: _redacted(one, patterns) for key, one in value.items()}
     return value
+
+
+def _replaced(text: str, patterns: tuple[str, ...]) -> str:
+    """A text without matches."""
+    return functools.reduce(lambda text, one: re.sub(one, _REDACTED, text), patterns, text)
 
 
 def _json_of(text: str) -> dict[str, Any] | list[Any] | None:
