@@ -52,7 +52,8 @@ def _said(text: str, whole: bool) -> str:
     """An option's help; if not the whole, its first sentence and its default, without the key."""
     if whole:
         return text
-    first = re.sub(r"^(?!draft_)[\w.]+\.\w+: ", "", text).partition(". ")[0].removesuffix(".")
+    own = re.sub(r"^draft_[\w.]+\.\w+: ", "Of drafts: ", text)
+    first = re.sub(r"^[\w.]+\.\w+: ", "", own).partition(". ")[0].removesuffix(".")
     default = re.search(r"\[default: .*\]", text)
     return f"{first} {default[0]}" if default and "{" not in default[0] else first
 
