@@ -123,6 +123,7 @@ def _is_tag(cls: type[Any], name: str) -> bool:
     return len(values) == 1 and _default(cls, name) == values[0]
 
 
+_LONGEST_PROMPT = "Maximum prompt tokens; a longer prompt is an error, encoder-decoders cut it."
 MEANINGS = {
     "target": "Target model: directory, .gguf file or hub name.",
     "draft": "Draft model: directory, .gguf file or hub name.",
@@ -160,8 +161,8 @@ MEANINGS = {
     "final_fraction": "Final learning rate, as a fraction of the peak.",
     "most_drafted": "Maximum number of draft tokens before a target pass.",
     "pass_repeats": "Number of timings of each kind of forward pass; the median counts.",
-    "BenchConfig.max_prompt_tokens": "Maximum prompt tokens; encoder-decoders cut a longer one.",
-    "TuneConfig.max_prompt_tokens": "Maximum prompt tokens; encoder-decoders cut a longer one.",
+    "BenchConfig.max_prompt_tokens": _LONGEST_PROMPT,
+    "TuneConfig.max_prompt_tokens": _LONGEST_PROMPT,
     "VerifyConfig.max_new_tokens": "Maximum number of new tokens per prompt; at least 2.",
     "VerifyConfig.num_cells": "Number of cells of the G-test, of equal expected mass.",
     "VerifyConfig.draft_weights": "int8: quantize the draft to 8 bits, as when it is served.",

@@ -222,11 +222,7 @@ def _prompts(config: LogConfig, line: bytes, now: float) -> Iterator[Logged]:
 
 def _parsed(value: Any) -> dict[str, Any]:
     """An object, or the text of one; empty for anything else."""
-    if isinstance(value, str | bytes):
-        try:
-            value = json.loads(value)
-        except ValueError:
-            return {}
+    value = _json_of(value) if isinstance(value, str | bytes) else value
     return value if isinstance(value, dict) else {}
 
 
@@ -269,7 +265,7 @@ def _redacted(value: Any, patterns: tuple[str, ...]) -> Any:
             return written if written.count(_REDACTED) >= text.count(_REDACTED) else _REDACTED
         case int() | float() if not isinstance(value, bool):
             text = str(value)
-            return value if _redacted(text, patterns) == text else _REDACTED
+            return value if _replaced(text, patterns) == text else _REDACTED
         case list():
             return [_redacted(one, patterns) for one in value]
         case dict():
@@ -282,13 +278,13 @@ def _replaced(text: str, patterns: tuple[str, ...]) -> str:
     return functools.reduce(lambda text, one: re.sub(one, _REDACTED, text), patterns, text)
 
 
-def _json_of(text: str) -> dict[str, Any] | list[Any] | None:
+def _json_of(text: str | bytes) -> dict[str, Any] | list[Any] | None:
     """The object or list that a text is; None: it is none."""
     try:
-        found = json.loads(text) if text.lstrip()[:1] in ("{", "[") else None
+        found = json.loads(text)
     except ValueError:
         return None
-    return found
+    return found if isinstance(found, dict | list) else None
 
 
 def _at(row: Any, dotted: str | None) -> Any:

@@ -56,13 +56,18 @@ def check_longest(longest: int) -> None:
         )
 
 
+def most_drafted(budget: int) -> int:
+    """The largest gamma of texts of so many tokens: neither the first nor the last is drafted."""
+    return max(1, budget - 2)
+
+
 def usable_gammas(gammas: Sequence[int], longest: int, budget: int) -> list[int]:
     """The gammas that fit the texts: blocks draft neither the first token nor the last of a budget.
 
     `longest`: number of tokens of the longest text; `budget`: maximum number of tokens of a text.
     """
     check_longest(longest)
-    most = max(1, budget - 2)
+    most = most_drafted(budget)
     usable = sorted({gamma for gamma in gammas if gamma <= most})
     if not usable:
         raise UsageError(

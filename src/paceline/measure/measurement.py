@@ -15,7 +15,7 @@ from paceline.decode.decoder import shared_context
 from paceline.decode.ngram import NGRAM
 from paceline.environment import begin, environment
 from paceline.errors import UsageError
-from paceline.measure.acceptance import PairTexts, rows_of_texts, score_texts
+from paceline.measure.acceptance import PairTexts, most_drafted, rows_of_texts, score_texts
 from paceline.measure.engine_costs import (
     EngineCosts,
     WithCosts,
@@ -342,10 +342,9 @@ def measure_models(
         verdict = verdict.model_copy(update={"next": "stop other programs and run again"})
     else:
         trained = trained_acceptance(config.draft)
-        known = verdict, acceptance, blocks, speedup, trained
-        most_drafted = config.max_new_tokens - 2
-        options = config.as_options
-        advice = next_step(*known, options, most_drafted=most_drafted, timed=bool(timed))
+        known = verdict, acceptance, blocks, speedup, trained, config.as_options
+        most = most_drafted(config.max_new_tokens)
+        advice = next_step(*known, most_drafted=most, timed=bool(timed))
         if config.draft == NGRAM and verdict.decided:
             advice = _NGRAM_ADVICE[verdict.go]
         verdict = verdict.model_copy(update={"next": advice})
