@@ -80,4 +80,4 @@ def test_a_type_of_16_bits_is_shown(run: Run, tmp_path: Path, monkeypatch: pytes
     tiny_tokenizer().save_pretrained(tmp_path)
     facts = facts_of(run, tmp_path)["facts"]
     count = sum(weight.numel() for weight in hf.parameters())
-    assert facts["parameters"] == f"{count:,} in bfloat16"
+    assert facts["parameters"] == f"{count:,}, run in bfloat16"

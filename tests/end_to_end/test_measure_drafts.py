@@ -169,7 +169,7 @@ def test_a_copy_of_the_first_draft_differs_by_nothing(compared: DraftComparison)
     lines = [line for line in compared.compared() if line.figure == "expected_speedup"]
     assert lines[2].difference == (0, 0, 0)
     best = max(lines, key=lambda line: line.value.value)
-    shown = f"best: {best.draft}" if best.draft.endswith("other") else "no draft is shown"
+    shown = f"fastest: {best.draft}" if best.draft.endswith("other") else "no draft is shown"
     assert compared.conclusion.startswith(shown)
 
 

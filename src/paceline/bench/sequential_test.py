@@ -25,7 +25,7 @@ from paceline.core.sampling import SamplingParams
 from paceline.decode.strategies import DecodingConfig
 from paceline.engines.kinds import KINDS, RuleServer
 from paceline.measure.engine_costs import WithCosts
-from paceline.measure.pair import ModelsConfig, check_task
+from paceline.measure.pair import ModelsConfig, check_task, show_example
 from paceline.records import RunDirectory
 from paceline.results.figures import at_confidence
 from paceline.results.frontier import is_lossless, measure, with_target_scores
@@ -121,7 +121,8 @@ class TuneConfig(WithCosts, ModelsConfig):
         count = self.num_examples + self.num_confirmed
         counted = f"--num-examples {self.num_examples} + --num-confirmed {self.num_confirmed}"
         check_task(checks, "task", self.task, count, self.seed, counted)
-        checks.pair(self.target, self.draft)
+        target, *_ = checks.pair(self.target, self.draft)
+        show_example(checks, self.task, target, self.seed)
         checks.output(self.output)
 
     @property
@@ -299,7 +300,7 @@ def statement(config: TuneConfig, tests: Sequence[Tried]) -> str:
     end = "and met it" if tests[-1].met else "until one failed"
     return (
         f"bound: {config.bound}.{proof} {count} {'setting was' if count == 1 else 'settings were'} "
-        f"tested on {config.num_confirmed} other examples{most} {end}. "
-        f"The chosen setting misses the bound in at most {100 * (1 - config.confidence):.3g}% of "
-        "such runs."
+        f"tested on {config.num_confirmed} examples that did not choose it{most} {end}. At most "
+        f"{100 * (1 - config.confidence):.3g}% of runs of tune choose a setting that misses its "
+        "bound (--confidence)."
     )

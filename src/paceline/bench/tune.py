@@ -129,7 +129,7 @@ def _tune(
     # only after models and task were loaded; that of a finished run stays until its result goes
     if not run.manifest.exists():
         run.write_manifest(config)
-    _show_first(choosing.work, config.sampling)
+    _show("first example", choosing.work, _first_answer(choosing.work, config.sampling))
     choosing.measure([])  # raises if the target scores 0
     candidates = propose(choosing)
     run.write_manifest(config)
@@ -162,22 +162,28 @@ def _tune(
     )
     atomic_write_text(run.path / _FILE, to_yaml(tuned.chosen.decoding))
     run.write_result(tuned.model_dump(mode="json"))
+    answer = confirming.texts_of(tuned.chosen.decoding)[0]  # figures do not say how texts read
+    _show("an example with the chosen setting", confirming.work, answer)
     return tuned
 
 
-def _show_first(work: Examples, sampling: SamplingParams) -> None:
-    """Show an example, since a task that does not fit the model wastes the whole run."""
-    example, prompt = work.examples[0], work.prompts[0]
+def _first_answer(work: Examples, sampling: SamplingParams) -> Sequence[int]:
+    """The target's, since a task that does not fit the model wastes the whole run."""
     decoder = AutoregressiveDecoder(work.pair.target, sampling)
-    (found,) = decoder.generate([prompt], work.config.max_new_tokens, work.config.seed)
+    (found,) = decoder.generate(work.prompts[:1], work.config.max_new_tokens, work.config.seed)
+    return found.tokens
+
+
+def _show(what: str, work: Examples, tokens: Sequence[int]) -> None:
+    """Show the first example with an answer."""
     shown = {
-        "prompt": work.tokenizer.decode(prompt),
-        "reference": example.reference,
-        "answer": work.answer(0, found.tokens)[1],
-        "score": work.score(0, found.tokens),
+        "prompt": work.tokenizer.decode(work.prompts[0]),
+        "reference": work.examples[0].reference,
+        "answer": work.answer(0, tokens)[1],
+        "score": work.score(0, tokens),
     }
     for name, value in shown.items():
-        _log.info("first example, %s: %r", name, value)
+        _log.info("note: %s, %s: %r", what, name, value)
 
 
 def _for_engine(config: TuneConfig, costs: EngineCosts) -> TuneConfig:
@@ -215,7 +221,7 @@ class _Measured:
         self.config, self.costs = config, costs
         self._setting = _bench_of(config, costs, name)
         self._context = bench_context(self._setting)
-        self._pair = pair
+        self._pair, self._name = pair, name
         self._decodings: dict[str, DecodingConfig] = {}
         self.progress = progress
 
@@ -224,10 +230,9 @@ class _Measured:
         """Models and examples, loaded on first use."""
         return prepare(self._setting, self.progress, self._pair(), "paceline tune")
 
-    @property
-    def texts(self) -> list[list[int]]:
-        """Answers of the target alone, which was measured."""
-        return read_texts(self._setting.output)[cell_key(self._context, self.alone)]
+    def texts_of(self, cell: DecodingConfig) -> list[list[int]]:
+        """Answers of a cell that was measured."""
+        return read_texts(self._setting.output)[cell_key(self._context, cell)]
 
     def decoding_of(self, row: Row) -> DecodingConfig:
         """The decoding of a cell that was asked for."""
@@ -238,7 +243,8 @@ class _Measured:
         folder, context, cells = self._setting.output, self._context, [self.alone, *cells]
         done = finished(cells, context, read_rows(folder, context))
         if missing := [cell for cell in cells if cell not in done]:
-            run_cells(self.work, missing, folder, progress=self.progress)
+            stage = "the target alone" if missing == [self.alone] else f"{self._name} examples"
+            run_cells(self.work, missing, folder, progress=_told_as(stage, self.progress))
         asked = {cell_key(context, cell): cell for cell in cells}
         self._decodings |= asked
         rows = [row for row in read_rows(folder, context) if key_of(row) in asked]
@@ -267,13 +273,23 @@ class _Measured:
         return frontier
 
 
+def _told_as(name: str, progress: Progress) -> Progress:
+    """Reports the progress of a bench as that of a stage of `tune`."""
+
+    def told(stage: str, done: float, total: float, note: str = "") -> None:
+        del stage
+        progress(name, done, total, note)
+
+    return told
+
+
 def propose(choosing: _Measured) -> list[DecodingConfig]:
     """Candidates to measure: lossless decoding, and those on the frontier of speed and surprisal.
 
     Each rule has its fastest block length. If there are more than `num_candidates`, they are evenly
     spaced in the order of surprisal, including both ends.
     """
-    config, work, texts = choosing.config, choosing.work, choosing.texts
+    config, work, texts = choosing.config, choosing.work, choosing.texts_of(choosing.alone)
     rules, sampling, server = [*config.rules], config.sampling, config.server
     if server and sampling.greedy:  # vLLM decodes losslessly with cascades
         rules = [rule for rule in rules if not rule.uses_confidence]

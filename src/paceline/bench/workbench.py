@@ -24,7 +24,7 @@ from paceline.decode.strategies import (
 from paceline.engines.commands import EngineChoice
 from paceline.errors import PacelineError
 from paceline.extensions import RuleChoice
-from paceline.measure.pair import ModelsConfig, Pair, check_task, load_models
+from paceline.measure.pair import ModelsConfig, Pair, check_task, load_models, show_example
 from paceline.models.hf.draft_vocabulary import is_baked
 from paceline.progress import Progress, silent
 from paceline.records import SCHEMA_VERSION, RunDirectory
@@ -154,12 +154,13 @@ class BenchConfig(ModelsConfig):
     def check(self, checks: InputChecks) -> None:
         RunDirectory(self.output).check_kind(self)
         checks.device(self.device)
-        checks.pair(self.target, self.draft)
+        target, *_ = checks.pair(self.target, self.draft)
         if self.engine is not None:
             checks.engine(self.engine)
         count = self.skip_examples + self.num_examples
         counted = f"skip_examples {self.skip_examples} + num_examples {self.num_examples}"
         check_task(checks, "task", self.task, count, self.seed, counted)
+        show_example(checks, self.task, target, self.seed)
         checks.output(self.output)
 
 

@@ -11,6 +11,7 @@ import inspect
 import json
 import pkgutil
 import re
+import shlex
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -131,7 +132,6 @@ def perform(
     page: str = "",
     summary: str = "",
     dry_run: bool = False,
-    resumes: bool = False,
     resume: bool = False,
     as_json: bool = False,
     table: bool = False,
@@ -141,7 +141,7 @@ def perform(
     """Call `module:function` with a configuration, and print what `show` yields of its result.
 
     `page`: `module:function` of the result's HTML page, "run" for that of its run directory.
-    `summary`: as in `check_inputs`. `resumes`: it has --resume. The last six are as the options.
+    `summary`: as in `check_inputs`. The last six are as the options.
     """
     check_html(html)
     if rows is not None:
@@ -167,9 +167,10 @@ def perform(
     except StopIteration as end:
         code = end.value
     if hidden and not table and not as_json:
-        again = "--table measures again, and" if page.endswith("_page") else "--table also"
-        again = "the same command with --resume --table" if resumes else again
-        stdout.print(f"{again} prints tables and the meaning of each column", style="dim")
+        again = "the same command with --table measures again, and prints"
+        if page == "run":
+            again = f"paceline report {shlex.quote(str(config.output))} writes a page with"
+        stdout.print(f"{again} tables and the meaning of each column", style="dim")
     if rows is not None:
         from paceline.results.row import write_rows
 
@@ -193,6 +194,7 @@ STAGES = {
     "analyze": ("loading", "sampling text", "timing passes", "analyzing rules"),
     "verify_losslessness": ("greedy texts", "sampled texts", "sampled texts of a broken rule"),
     "align": ("loading", "held-out text", "training", "evaluating"),
+    "tune": ("the target alone", "analyzing rules", "choosing examples", "confirming examples"),
 }
 """The stages of long functions, in the order of their progress; others are not numbered."""
 
@@ -370,7 +372,7 @@ def verb(
     def declare(show: Callable[[Any, Any], Shown]) -> Callable[[Any, Any], Shown]:
         def run(config: Any, **how: Any) -> None:
             done: dict[str, Any] = {"json_of": json_of} if json_of else {}
-            done |= {"page": page, "summary": summary, "resumes": resume}
+            done |= {"page": page, "summary": summary}
             perform(config, function, show, **done, **how)
 
         offered = {"dry_run": options.DryRun}

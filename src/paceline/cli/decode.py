@@ -56,6 +56,7 @@ def decode(
     """Generate text from one prompt; --draft is optional."""
     from paceline.cli.streaming import load_decoder, read_prompt, stream_text
     from paceline.data.input_checks import InputChecks
+    from paceline.view.tables import name_of
 
     if draft is None:
         _check_without_draft(decoding, draft_weights)
@@ -69,6 +70,7 @@ def decode(
     recorded |= {"chat": chat, "draft_weights": draft_weights}
     without = None if draft else {"strategy"}  # a default that the command refuses
     recorded["decoding"] = decoding.model_dump(mode="json", exclude=without)
+    temperature = f"temperature {decoding.sampling.temperature:g}"
     stream_text(
         *load_decoder(target, draft, draft_weights, decoding),
         text,
@@ -77,6 +79,7 @@ def decode(
         seed=seed,
         show=show,
         as_json=as_json,
+        setting=f"{temperature}, {name_of(decoding)}" if draft else temperature,
         recorded=recorded,
     )
 
@@ -138,12 +141,12 @@ def tune(result: "Tuned", _config: "TuneConfig") -> "Shown":
     configuration for `decode`. It misses the bound with probability 1 - confidence or less
     (--confidence 0.95), for any number of tested settings.
     """
-    from paceline.cli.result_tables import tuned_line
+    from paceline.cli.result_tables import tuned_lines
     from paceline.cli.tables import Details, printed
     from paceline.view.tables import tuned_tables
 
     yield Details(printed(*tuned_tables(result)))
-    yield tuned_line(result)
+    yield from tuned_lines(result)
     yield result.statement
     yield usage(result)
 
@@ -159,10 +162,10 @@ def usage(result: "Tuned") -> str:
     use = f"paceline decode {models}{weights} --config {file} --prompt TEXT"
     gamma = getattr(strategy, "num_speculative_tokens", None)
     if config.server is not None and gamma:  # engines decode without a draft by themselves
-        use = f"serve it in {config.server.title} with PACELINE_RULE={file}"
+        use = f"serve it in {config.server.title} at gamma {gamma} with PACELINE_RULE={file}"
     faster = measure("speedup", result.chosen.row).low > 1
-    head = "next" if faster else "align the draft, or use this setting all the same"
-    return f"{head}{f', at gamma {gamma}' if gamma else ''}: {use}"
+    head = "next: " if faster else "next: align the draft, or use the setting as it is: "
+    return f"{head}{use}"
 
 
 @verb(DECODE, "paceline.bench:BenchConfig", "paceline.bench:bench", page="run")
@@ -174,8 +177,8 @@ def bench(result: "Progressed", config: "BenchConfig") -> "Shown":
     """
     errors = [row.error for row in result.rows if row.error]
     yield (
-        f"{config.output}/rows.jsonl: {len(result.rows) - len(errors)} settings done, "
-        f"{len(errors)} failed, {result.num_left} left"
+        f"{config.output}/rows.jsonl: {len(result.rows) - len(errors)} settings done, the target "
+        f"alone included, {len(errors)} failed, {result.num_left} to do"
     )
     yield f"next: paceline report {shlex.quote(str(config.output))}"
     if errors:

@@ -25,7 +25,7 @@ from paceline.cli.console import (
 )
 from paceline.cli.options import SCHEMAS, schema_of
 from paceline.errors import INTERRUPTED, PacelineError
-from paceline.processes import keep_freed_memory
+from paceline.processes import keep_freed_memory, spin_briefly
 
 __all__ = ["SCHEMAS", "app", "main", "schema_of"]
 
@@ -84,6 +84,7 @@ def main() -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "critical")
     os.environ["PYTHONSAFEPATH"] = "1"  # processes import nothing from the working directory
     keep_freed_memory()
+    spin_briefly()
     # what imports make stays; by default, the collector looks at all of it six times
     gc.set_threshold(10_000, 10, 10)
     show_warnings_in_one_line()

@@ -50,7 +50,7 @@ def draft(
             align += " --set freeze_embeddings=false --set freeze_layers=0"
         if model.decoder_prompt is not None:  # there is no loss on what an encoder reads
             align += " --set target_rounds.train_prompts=false"
-        stdout.print(f"next: {align} --data FILE --output DIR")
+        stdout.print(f"next: {align} --data TEXT.jsonl --output DIR")
 
 
 def _description(draft: "HfModel", config: "DraftConfig", target: "HfModel") -> str:
@@ -108,7 +108,10 @@ def generate_data(folder: Path, config: "GenerateDataConfig") -> "Shown":
         given = f"--target {target} --data {data} --draft DRAFT --max-seconds 360 --output DIR"
         yield f"next: paceline align {given} {lengths} {records}"
     elif config.writer.kind == "model":  # else the target's probabilities are not here
-        yield f"next: paceline draft --target {target} --vocabulary 12288 --text {data} --out DRAFT"
+        yield (
+            "next, a draft that proposes the 12,288 tokens that are frequent in it: paceline draft "
+            f"--target {target} --vocabulary 12288 --text {data} --out DRAFT"
+        )
 
 
 def _rounds_as_json(rounds: "list[Round]") -> str:
@@ -165,14 +168,14 @@ def export(result: "Exported", _config: "ExportConfig") -> "Shown":
     """
     checks = result.checks
     yield (
-        f"{result.path}: read back, and the logits of {checks.num_positions} positions are the "
-        f"model's: they differ by at most {checks.largest_difference:.1e} of the largest, the most "
-        f"likely token is the same at {checks.agreement:.1%} of positions"
+        f"{result.path}: read back; in float32 its logits at {checks.num_positions} positions "
+        f"differ from the draft's by at most {checks.largest_difference:.1e} of the largest, and "
+        f"the most likely token is the same at {checks.agreement:.1%}"
     )
     if checks.stored is not None:
         yield (
-            f"run in {checks.stored}, as it is stored: no infinite logit, the most likely token of "
-            f"float32 at {checks.stored_agreement:.1%} of positions"
+            f"in {checks.stored}, as it is stored: logits are finite, and the most likely token is "
+            f"that of float32 at {checks.stored_agreement:.1%}"
         )
     for note in result.notes:
         yield f"note: {note}"

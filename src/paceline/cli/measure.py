@@ -95,7 +95,7 @@ def _compared(result: "DraftComparison", _config: "MeasureConfig") -> "Shown":
 
     yield Details(printed(drafts_table(result)))
     for found in result.measurements:
-        yield f"draft {found.config.draft}"
+        yield f"draft: {found.config.draft}"
         yield from verdict_lines(found)
     yield result.conclusion
     return result.exit_code
@@ -215,10 +215,15 @@ def analyze(result: "PredictedFrontier", config: "AnalyzeConfig") -> "Shown":
     """
     from paceline.cli.result_tables import disturbed_line
     from paceline.cli.tables import printed
+    from paceline.results.figures import FIGURES
     from paceline.view.tables import frontier_table
 
     for of in (None, *result.slices):
         yield printed(frontier_table(result, of))
     yield from disturbed_line(result.disturbance)
+    best = max(result.fastest(), key=FIGURES["expected_speedup"].value)
+    if best.setting["label"] == "lossless":
+        yield "next: decode without a lossy rule: none is expected to be faster"
+        return
     pair = shlex.join(["--target", config.target, "--draft", config.draft])
     yield f"next, on your task: paceline tune {pair} --task TASK --quality-floor 0.98 --output DIR"

@@ -20,7 +20,7 @@ from paceline.measure.results import ACCEPTANCE, gamma_of, num_tokens
 from paceline.measure.slices import SHOWN
 from paceline.measure.speculators import NONE
 from paceline.results.figures import FIGURES
-from paceline.results.frontier import measure
+from paceline.results.frontier import is_lossless, measure
 from paceline.view.page import meaning_of, words_of
 from paceline.view.tables import (
     before_and_after,
@@ -62,10 +62,12 @@ def verdict_lines(found: Measurement) -> Iterator[RenderableType]:
         plain, drafted = (
             FIGURES[name].value(requests) for name in ("target_tokens_per_s", "tokens_per_s")
         )
+        others = min(config.timed_prompts, len(found.texts.units)) - len(requests.units)
+        chose = f" ({others} others chose gamma)" if others else ""
         head = (
             f"{verdict.word}  speedup {measured.text('.2f', 'x', '95%: ')} {where} "
             f"{verdict.gamma}: {plain:.1f} tokens/s without the draft, {drafted:.1f} with it, "
-            f"{len(requests.units)} requests, {setting}"
+            f"{len(requests.units)} requests one at a time{chose}, {setting}"
         )
     else:
         expected = FIGURES["expected_speedup"].measure(found.judged)
@@ -82,12 +84,12 @@ def verdict_lines(found: Measurement) -> Iterator[RenderableType]:
         f"at gamma {gamma_of(found.judged)}"
     )
     samples = config.draft != NGRAM and not proposal_params(*config.scoring[:2]).greedy
-    if samples and not found.engine:
-        yield (
-            "this is for a sampled draft; an engine that drafts greedily, as vLLM does by default, "
-            f"accepts {found.figure('greedy_draft_acceptance')} of its tokens: --draft-temperature "
-            "0 gives the verdict for that"
-        )
+    if not found.engine:
+        line = "an engine has other costs, so a verdict of its own: --engine or --costs"
+        if samples:
+            greedy = found.figure("greedy_draft_acceptance")
+            line += f"; vLLM drafts greedily, acceptance {greedy}: --draft-temperature 0"
+        yield line
     yield from disturbed_line(found.disturbance)
     yield from _slice_lines(found)
     if verdict.next:
@@ -237,10 +239,12 @@ def alignment_lines(result: dict[str, Any], config: AlignConfig) -> Iterator[str
     """Acceptance before and after alignment, and the next step."""
     name = "expected_acceptance"
     before, after = (evaluated(result[when] or {}, name) for when in ("before", "after"))
-    was = "" if before is None else f"{before} -> "
+    first, *_ = (each.text(level="95%: ") for each in (before, after) if each is not None)
+    shown = first if before is None else f"{first} -> {after}"
     yield (
-        f"acceptance {was}{after} on {result['after']['num_tokens']:,.0f} held-out tokens of the "
-        f"target, temperature {config.evaluation.sampling.temperature:g}"
+        f"acceptance {shown} on {result['after']['num_tokens']:,.0f} held-out tokens, the first "
+        f"{config.evaluation.max_new_tokens} of each answer of the target, temperature "
+        f"{config.evaluation.sampling.temperature:g}"
     )
     at_once, alone = "parallel_block_efficiency", "block_efficiency"
     if at_once in result["after"] and at_once in (result["before"] or {}):
@@ -251,7 +255,7 @@ def alignment_lines(result: dict[str, Any], config: AlignConfig) -> Iterator[str
         )
     models = shlex.join(["--target", config.target, "--draft", f"{config.output}/draft"])
     form = {True: " --chat", False: " --raw", None: ""}[config.data.chat]
-    yield f"next, on prompts of your users: paceline measure {models}{form} --prompts FILE"
+    yield f"next, on prompts of your users: paceline measure {models}{form} --prompts PROMPTS.jsonl"
 
 
 def round_lines(found: Round) -> Iterator[RenderableType]:
@@ -279,20 +283,29 @@ def round_lines(found: Round) -> Iterator[RenderableType]:
         yield styled(f"  alarm: {alarm}", 1)
 
 
-def tuned_line(found: Tuned) -> Text:
-    """The chosen setting with what it gives."""
+def tuned_lines(found: Tuned) -> Iterator[RenderableType]:
+    """The chosen setting with what it gives, and what lossless decoding does."""
     row = found.chosen.row
     figures = {name: measure(name, row) for name in ("speedup", "relative_quality")}
     said = [
-        f"{words_of(name)} {x.text(level='95%: ')}"
+        f"{words_of(name)} {x.text(level='95%: ') if x.low < x.high else '1 by proof'}"
         for name, x in figures.items()
         if not math.isnan(x.value)
     ]
     if (speedup := figures["speedup"]).low <= 1:
         said[0] += f", {'slower' if speedup.high < 1 else 'not shown to be faster'} than no draft"
+    if {"score", "target_score"} <= row.sums.keys():
+        pairs = zip(row.sums["score"], row.sums["target_score"], strict=True)
+        known = [pair for pair in pairs if None not in pair]
+        own, target = (sum(filter(None, each)) / len(known) for each in zip(*known, strict=True))
+        said.append(f"{row.setting['metric']} {own:.3f}, the target's {target:.3f}")
     setting = f"{len(row.units)} examples, temperature {found.config.sampling.temperature:g}"
     line = f"{name_of(found.chosen.decoding)}  {', '.join([*said, setting])}"
-    return styled(line, 0 if speedup.low > 1 else 3)
+    yield styled(f"chosen: {line}", 0 if speedup.low > 1 else 3)
+    lossless = [one for one in found.tried if is_lossless(one.row)]
+    if lossless and not is_lossless(row):  # the last one is of the confirming examples, if any
+        exact = lossless[-1].measure("speedup")
+        yield f"{name_of(lossless[-1].decoding)}  speedup {exact.text(level='95%: ')}"
 
 
 def losslessness_lines(report: LosslessnessReport) -> Iterator[RenderableType]:
@@ -304,11 +317,14 @@ def losslessness_lines(report: LosslessnessReport) -> Iterator[RenderableType]:
     if greedy.first_difference:
         line += f"; first difference: {greedy.first_difference}"
     config, question = report.config, report.open_question
-    setting = f"temperature {config.sampling.temperature:g}, {config.prompt_words}"
-    are = "are" if report.word == "PASSED" else "are not"
-    why = f"texts {are} the target's own, compared with {report.reference}"
+    setting = (
+        f"temperature {config.sampling.temperature:g}, gamma {config.gamma}, {config.dtype}, "
+        f"{config.prompt_words}"
+    )
+    none = f"no difference from {report.reference} was found"
+    why = none if report.word == "PASSED" else f"the texts differ from {report.reference}"
     why = question if report.word == "UNDECIDED" else why
-    yield styled(f"{report.word}  {setting}: {why}", report.exit_code)
+    yield styled(f"{report.word}  {why}; {setting}", report.exit_code)
     yield f"greedy:  {'passed' if greedy.passed else 'FAILED'}  {line}"
     sampled = report.distribution
     limit = (
@@ -321,8 +337,11 @@ def losslessness_lines(report: LosslessnessReport) -> Iterator[RenderableType]:
         yield f"a rule broken on purpose: {_described(broken, 'NOT CAUGHT', 'caught')}"
     if report.exit_code == 0:
         models = shlex.join([config.draft, "--target", config.target])
-        yield f"next: paceline export {models} --to vllm --out DIR --measurement FILE"
-        yield "FILE: the output of paceline measure --json, which has the gamma and how to draft"
+        yield f"next: paceline export {models} --to vllm --out DIR --measurement MEASURED.json"
+        yield (
+            "MEASURED.json: the output of paceline measure --json, with --draft-temperature 0 for "
+            "vLLM, which drafts greedily"
+        )
 
 
 def _described(check: DistributionCheck, passed: str, failed: str) -> str:

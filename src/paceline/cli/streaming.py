@@ -58,11 +58,12 @@ def stream_text(
     seed: int,
     show: bool,
     as_json: bool,
-    recorded: dict[str, Any] | None = None,
+    setting: str,
+    recorded: dict[str, Any],
 ) -> None:
     """Decode `text` and print the result while it is generated.
 
-    `recorded`: settings that JSON names.
+    `setting`: how it is decoded; `recorded`: settings that JSON names.
     """
     prompt = _chat_of(text, target) if chat else text
     streamed = decoder.stream(prompt, max_new_tokens, seed)
@@ -90,11 +91,11 @@ def stream_text(
             "seconds": elapsed,
             "tokens_per_s": rate,
         }
-        echo(json.dumps(found | (recorded or {}) | {"prompt": text}))
+        echo(json.dumps(found | recorded | {"prompt": text}))
         return
     echo()
     form = "chat template" if chat else "raw prompt"
-    remark = f"{form}, {len(tokens)} tokens, {rate:.1f} tokens/s"
+    remark = f"{form}, {setting}, {len(tokens)} tokens, {rate:.1f} tokens/s"
     if stats.num_target_calls:
         remark += f", {stats.block_efficiency:.2f} tokens per target call"
         remark += f" ({stats.num_target_calls} calls after the prompt)"
@@ -105,8 +106,11 @@ def stream_text(
     if show:
         sources = [source for block in blocks for source in block.sources]
         echo("tokens by source:", nl=False, err=True)
+        before = " "
         for source in filter(sources.count, COLOURS):
-            echo(f" {source} {sources.count(source)}", nl=False, err=True, fg=COLOURS[source])
+            counted = f"{before}{sources.count(source)} {source}"
+            echo(counted, nl=False, err=True, fg=COLOURS[source])
+            before = ", "
         echo(err=True)
 
 

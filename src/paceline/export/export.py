@@ -126,7 +126,8 @@ def notes_of(inputs: Inputs, launch: Launch | None) -> Iterator[str]:
             "measure --json as --measurement"
         )
     if inputs.measurement is not None and not inputs.measurement.verdict.go:
-        yield f"the measurement says {inputs.measurement.verdict}"
+        verdict = inputs.measurement.verdict
+        yield f"the measurement says {verdict}{verdict.next and f'; next: {verdict.next}'}"
     if launch is not None and not config.kind.loads(inputs.served_target):
         kind = "a GGUF file" if config.kind.loads_gguf else "a directory"
         yield f"{config.to} needs the target as {kind}: export it too, and name it as served_target"
@@ -144,9 +145,9 @@ def notes_of(inputs: Inputs, launch: Launch | None) -> Iterator[str]:
     limit = inputs.model.draft_vocabulary
     if limit is not None and config.draft_vocabulary == "keep":
         yield (
-            f"the draft vocabulary has {len(limit):,} of {inputs.model.vocab_size:,} tokens, but "
-            f"{config.to} drafts from all of them, including tokens that the draft was not trained "
-            "on; --set draft_vocabulary=bake keeps greedy drafts within the draft vocabulary"
+            f"{config.to} drafts from all {inputs.model.vocab_size:,} tokens, also from those "
+            f"outside the draft vocabulary of {len(limit):,}, so acceptance may be lower than "
+            "measured; --set draft_vocabulary=bake keeps greedy drafts within it"
         )
     if inputs.licence is None:
         yield "the model states no licence; look it up before you publish the export"

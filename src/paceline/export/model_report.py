@@ -125,7 +125,7 @@ def _facts(model: HfModel) -> dict[str, str]:
         limit += f", source {model.max_source_length:,}"
     found = {
         "architecture": f"{config.model_type} ({type(hf).__name__}), {layers} layers",
-        "parameters": f"{model.num_parameters:,} in {str(model.dtype).removeprefix('torch.')}",
+        "parameters": f"{model.num_parameters:,}, run in {str(model.dtype).removeprefix('torch.')}",
         "context": limit,
         "vocabulary": f"{model.vocab_size:,} tokens, {len(head.weight):,} rows of logits",
         "stop tokens": _tokens(model, model.eos_token_ids),

@@ -344,7 +344,8 @@ def measure_models(
         trained = trained_acceptance(config.draft)
         known = verdict, acceptance, blocks, speedup, trained, config.as_options
         most = most_drafted(config.max_new_tokens)
-        advice = next_step(*known, most_drafted=most, timed=bool(timed))
+        count = min(config.timed_prompts, len(prompts)) if timed else 0
+        advice = next_step(*known, most_drafted=most, timed=count)
         if config.draft == NGRAM and verdict.decided:
             advice = _NGRAM_ADVICE[verdict.go]
         verdict = verdict.model_copy(update={"next": advice})
@@ -498,7 +499,7 @@ class DraftComparison(Result):
             f"by {one} than that of {self.drafts[place]}"
             for one, place in zip(less, others, strict=True)
         )
-        return f"best: {self.drafts[best]}; its {words} is larger {listed}"
+        return f"fastest: {self.drafts[best]}; its {words} is larger {listed}"
 
     def compared(self) -> list[Compared]:
         """Acceptance; tokens per target call; speedups.

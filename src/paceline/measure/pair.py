@@ -28,7 +28,7 @@ from paceline.models.loading import tokenizer_of
 from paceline.progress import Progress, silent
 from paceline.records import RunDirectory, is_run
 from paceline.tasks import Code
-from paceline.tasks.base import examples_of
+from paceline.tasks.base import example_prompts, examples_of
 from paceline.tasks.row_task import RowTask
 
 if TYPE_CHECKING:
@@ -237,6 +237,16 @@ def check_task(
     except UsageError as error:
         count_of = f" ({counted})" if f"{count} were requested" in str(error) else ""
         raise type(error)(f"{error}{count_of}") from None
+
+
+def show_example(checks: InputChecks, task: Task, target: ModelFacts, seed: int) -> None:
+    """Say how the target reads the first example of a task."""
+    if target.tokenizer is not None:
+        encoder = target.decoder_prompt is not None
+        found = example_prompts(task, target.tokenizer, 1, seed=seed, encoder=encoder)
+        text = str(cast("Any", target.tokenizer).decode(found.prompts[0]))
+        checks.lines += ["task: the first example, as the target reads it, up to the line ---:"]
+        checks.lines += [text, "---"]
 
 
 def _check_room(where: str, length: int, num_new: int, limit: int | None) -> None:

@@ -82,24 +82,23 @@ def decide(acceptance: Interval, best: Row, requests: Row, *, disturbed: bool = 
     where = f"at gamma {gamma_of(best)}"
     standing = f"acceptance {acceptance.value:.3f}" if disturbed else _standing(acceptance, best)
     speedup = FIGURES["speedup"].measure(requests)
-    return _by_requests(speedup, requests, where, standing, ("timed_prompts", "num_prompts"))
+    return _by_requests(speedup, requests, where, standing, "timed_prompts")
 
 
 def decide_served(speedup: Interval, counted: Row, engine: str) -> Verdict:
     """As `decide`, of whole requests in an engine; `counted`: the row of its counters."""
     where = f"in {engine} at gamma {gamma_of(counted)}"
     standing = f"{FIGURES['block_efficiency'].value(counted):.2f} tokens per target call"
-    return _by_requests(speedup, counted, where, standing, ("num_prompts",))
+    return _by_requests(speedup, counted, where, standing, "num_prompts", "raise num_prompts")
 
 
 def _by_requests(
-    speedup: Interval, counted: Row, where: str, standing: str, settings: tuple[str, ...]
+    speedup: Interval, counted: Row, where: str, standing: str, setting: str, advice: str = ""
 ) -> Verdict:
     gamma, count = gamma_of(counted), len(counted.units)
     if count < LEAST_UNITS:
         measured = f"measured {speedup.value:.2f}x {where}"
-        return _too_few(measured, gamma, count, "request", settings[0])
-    advice = f"raise {' and '.join(settings)}"
+        return _too_few(measured, gamma, count, "request", setting)
     figure = f"measured {speedup.text('.2f', 'x')} {where}"
     return _by_interval(figure, gamma, speedup, standing, advice)
 
@@ -144,7 +143,7 @@ def decide_by_expected(
         side = _side(1.0, speedup)
         standing = f"{tau:.2f} tokens per target call are {side} the break-even {needed:.2f}"
         standing = f"{standing}; {remark}" if remark else standing
-    advice = "raise num_prompts" if engine else "raise num_prompts and pass_repeats"
+    advice = ""
     if "block_cost" not in best.bounds:
         speedup = Interval(speedup.value, 0.0, math.inf)
         advice = f"the costs have no interval; set pass_repeats={least_values(0.95)} or more"
@@ -152,9 +151,7 @@ def decide_by_expected(
     if speedup.low > 1 >= limit(best):
         chosen = f"with an allowance for the best of {len(rows)} gammas"
         reason = f"{figure_words}: {chosen} its lower limit is {limit(best):.2f}; {standing}"
-        return Verdict(
-            go=False, decided=False, includes_one=True, gamma=gamma, reason=f"{reason}; {advice}"
-        )
+        return Verdict(go=False, decided=False, includes_one=True, gamma=gamma, reason=reason)
     return _by_interval(figure_words, gamma, speedup, standing, advice)
 
 
@@ -167,7 +164,8 @@ def _by_interval(figure: str, gamma: int, speedup: Interval, standing: str, advi
     if speedup.high < 1:
         reason = f"{figure}, slower than no draft; {standing}"
         return Verdict(go=False, gamma=gamma, reason=reason)
-    reason = f"{figure}: the interval includes 1; {standing}; {advice}"
+    parts = filter(None, (f"{figure}: the interval includes 1", standing, advice))
+    reason = "; ".join(parts)
     return Verdict(go=False, decided=False, includes_one=True, gamma=gamma, reason=reason)
 
 
@@ -198,7 +196,7 @@ def next_step(
     options: str,
     *,
     most_drafted: int,
-    timed: bool,
+    timed: int,
 ) -> str:
     """What to do after a verdict.
 
@@ -210,7 +208,7 @@ def next_step(
         trained: Acceptance on the held-out text of the draft's training; NaN if it is not known.
         options: Models and prompts as options of a command.
         most_drafted: Largest gamma that fits the texts.
-        timed: True if the speedup is that of timed requests.
+        timed: Number of timed prompts, if the speedup is that of timed requests; else 0.
     """
     if not verdict.decided and not verdict.includes_one:
         return ""
@@ -232,7 +230,7 @@ def next_step(
     return _better_draft(verdict.gamma, acceptance, needed, trained)
 
 
-def _more_data(gamma: int, rows: Sequence[Row], speedup: Interval, *, timed: bool) -> str:
+def _more_data(gamma: int, rows: Sequence[Row], speedup: Interval, *, timed: int) -> str:
     """The next step where an interval includes 1."""
     (judged,) = select(rows, gamma=gamma)
     if not timed and "block_cost" not in judged.bounds and "engine" not in judged.setting:
@@ -240,11 +238,13 @@ def _more_data(gamma: int, rows: Sequence[Row], speedup: Interval, *, timed: boo
     factor = ((speedup.high - speedup.low) / 2 / max(abs(speedup.value - 1), 1e-9)) ** 2
     if factor > _MOST_FACTOR:
         many = f"a verdict takes more than {_MOST_FACTOR} times as many prompts"
-        return f"{many}: serve without this draft, or with a better one"
+        return f"{many}: serve without this draft, or align it longer (paceline align)"
     times = max(2, math.ceil(1.2 * factor))
     why = f"the best of {len(rows)} gammas may gain by chance; " if speedup.low > 1 else ""
-    also = ", and --timed-prompts as many" if timed else ""
-    return f"{why}measure {times} times as many prompts: --num-prompts{also}"
+    count, also = times * len(judged.units), ""
+    if timed:
+        count, also = max(times * timed, len(judged.units)), f" --timed-prompts {times * timed}"
+    return f"{why}measure {times} times as many prompts: --num-prompts {count}{also}"
 
 
 def _better_draft(

@@ -50,8 +50,8 @@ BUILT_IN: Sequence[Figure] = (
     ),
     Figure(
         "mbsu",
-        "memory-bound speedup: tokens per target call / (c gamma + 1), with the parameters of the "
-        "draft / those of the target as c",
+        "memory-bound speedup: tokens per target call / (c gamma + 1), where c is the parameters "
+        "of the draft / those of the target",
         of="block_efficiency",
         formula=_tau_and_gamma(speed.mbsu, "parameter_ratio"),
         needs=("gamma", "parameter_ratio"),
@@ -64,6 +64,7 @@ BUILT_IN: Sequence[Figure] = (
         of="block_efficiency",
         formula=_tau_and_gamma(speed.predicted_speedup, "cost_ratio"),
         needs=("gamma", "cost_ratio"),
+        label="speedup by formula",
         symbol="tau / (c gamma + 1)",
     ),
     Figure(
@@ -74,7 +75,7 @@ BUILT_IN: Sequence[Figure] = (
     ),
     Figure(
         "block_cost_ratio",
-        "a target pass over a block, gamma + 1 tokens / over one token",
+        "time of a target pass over gamma + 1 tokens / over one token",
         label="block pass",
         better="less",
     ),
@@ -87,8 +88,8 @@ BUILT_IN: Sequence[Figure] = (
     ),
     Figure(
         "break_even_acceptance",
-        "the acceptance, the same at each position, at which tokens per target call equal the time "
-        "of a whole block, in target passes over one token",
+        "the acceptance, the same at each position, above which a block takes less time than its "
+        "tokens take without a draft",
         label="break-even acceptance",
         better="less",
     ),

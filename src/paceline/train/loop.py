@@ -267,7 +267,6 @@ def train(loop: TrainingLoop, *, product: str, stored_dtype: torch.dtype | None)
     `stored_dtype` is the data type of the saved weights; None: as trained.
     """
     run = loop.run
-    run.progress("loading", 1, 1)
     before = loop.figures_before()
     loop.run_steps()
     if run.is_main:

@@ -123,8 +123,8 @@ def _silence(frontier: Frontier) -> str:
     if not frontier.value("quality", frontier.target) > 0:
         return (
             "the target itself scores 0 on all examples, so no relative quality is defined; "
-            "compare an answer with its reference: one that is cut needs max_new_tokens, one that "
-            "goes on task.stop, a chat model task.chat"
+            "compare answers with references: if answers are cut, raise max_new_tokens; if they go "
+            "on, set task.stop; for a chat model, set task.chat"
         )
     return ""
 

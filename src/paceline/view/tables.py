@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from paceline.view.page import Line
 
 _ENDS = ("_low", "_high")
-_SPEEDUPS = ("predicted_speedup", "block_cost_ratio", "expected_speedup", "mbsu")
+_SPEEDUPS = ("needed_block_efficiency", "predicted_speedup", "expected_speedup", "mbsu")
 _IN_ENGINE = ("block_efficiency", "needed_block_efficiency", "break_even_acceptance")
 
 
@@ -62,7 +62,7 @@ def gamma_table(found: Measurement, *, with_intervals: bool = False) -> Table:
         if found.engine:
             named["block"] = f"{row.totals['block_s'] * 1e3:.1f} ms"
         lines.append(named)
-    columns = {"*": "the gamma to serve."} if found.best_gamma else {}
+    columns = {"*": "the gamma of the verdict."} if found.best_gamma else {}
     if found.engine:
         columns["block"] = "time per block in the engine, drafting included."
     return dataclasses.replace(table, rows=lines, columns=columns)
@@ -140,10 +140,10 @@ def frontier_table(found: PredictedFrontier, of: Slice | None = None) -> Table:
         bare=_OF_RULES[1:],
         text=(
             f"{'' if of is None else f'{of.name} {of.value}. '}"
-            f"Each rule at its fastest gamma, on {sum(filter(None, rows[0].sums['tokens'])):.0f} "
-            f"tokens of the target, {sampling_words(vars(found.config.sampling))}, "
-            f"{found.config.prompt_words}, cost ratio "
-            f"{rows[0].totals['cost_ratio']:.3f}."
+            "Each rule at the gamma of its largest expected speedup, on "
+            f"{sum(filter(None, rows[0].sums['tokens'])):.0f} tokens of the target, "
+            f"{sampling_words(vars(found.config.sampling))}, {found.config.prompt_words}; a draft "
+            f"pass takes {rows[0].totals['cost_ratio']:.3f} of a target pass."
         ),
         units="texts",
         formats={_OF_RULES[0]: ".2f"},

@@ -88,14 +88,14 @@ def test_the_statement_counts_the_tests_and_names_the_odds():
     config = asked(quality_floor=0.9, confidence=0.95)
     said = statement(config, [tried(True, None), tried(True), tried(False)])
     assert " 2 settings were tested on " in said
-    assert "misses the bound in at most 5% of such runs" in said
+    assert "At most 5% of runs of tune choose a setting that misses its bound" in said
     assert "by proof" not in said
     proven = statement(config, [tried(True, None), tried(False)])
     assert "meets it by proof" in proven
     assert " 1 setting was tested on " in proven
     assert statement(config, [tried(True, None)]).endswith("meets it by proof.")
     surer = asked(quality_floor=0.9, confidence=0.999)
-    assert "in at most 0.1% of" in statement(surer, [tried(True)])
+    assert "At most 0.1% of" in statement(surer, [tried(True)])
 
 
 def test_lossless_decoding_meets_a_floor_by_proof_whatever_luck_its_samples_have():

@@ -327,7 +327,7 @@ def test_for_vllm_settings_decode_as_the_plugin_serves_them(
     chosen = found.chosen.model_copy(update={"decoding": DecodingConfig(strategy=candidates[-1])})
     said = usage(found.model_copy(update={"chosen": chosen}))
     gamma = candidates[-1].num_speculative_tokens
-    assert said.endswith(f", at gamma {gamma}: serve it in vLLM with PACELINE_RULE={path}")
+    assert said.endswith(f": serve it in vLLM at gamma {gamma} with PACELINE_RULE={path}")
 
 
 def test_for_vllm_at_temperature_0_there_are_no_cascades(

@@ -219,12 +219,12 @@ def test_recorded_costs_of_a_busy_machine_are_called_disturbed():
     ("speedup", "break_even", "trained", "said"),
     [
         ((1.2, 1.1, 1.3), 0.4, 0.6, "try longer blocks: --gammas 4,6,8"),
-        (
+        (  # 1.2 (0.3 / 0.2)^2
             (1.2, 0.9, 1.5),
             0.4,
             0.6,
-            "measure 3 times as many prompts: --num-prompts",
-        ),  # 1.2 (0.3 / 0.2)^2
+            "measure 3 times as many prompts: --num-prompts 48 --timed-prompts 48",
+        ),
         ((0.91, 0.87, 1.01), 0.7, math.nan, "at gamma 4 it needs an acceptance above 0.700"),
         ((1.01, 0.9, 1.12), 0.4, 0.6, "a verdict takes more than 20 times as many prompts"),
         # beside other programs, of nine requests
@@ -246,17 +246,17 @@ def test_a_verdict_names_the_next_step(
     verdict = Verdict(go=go, decided=decided, includes_one=not decided, gamma=4, reason="why")
     options = "--target t --draft d --prompts p"
     step = partial(next_step, verdict, ALPHA, speedup=found, trained=trained, options=options)
-    assert said in step(rows, most_drafted=62, timed=True)
+    assert said in step(rows, most_drafted=62, timed=16)
     if said.startswith("try longer"):
         verified = f"paceline verify {options} --self-test"
-        assert step([*rows, gamma_row(8)], most_drafted=62, timed=True) == verified
-        assert step(rows, most_drafted=7, timed=True) == verified, "8 do not fit"
+        assert step([*rows, gamma_row(8)], most_drafted=62, timed=16) == verified
+        assert step(rows, most_drafted=7, timed=16) == verified, "8 do not fit"
     if said.startswith("make") and break_even:
         totals = {"break_even_acceptance": 0.3}
         shorter = [gamma_row(2).model_copy(update={"totals": totals}), *rows]
-        assert "try shorter blocks, such as --gammas 2" in step(shorter, most_drafted=9, timed=True)
+        assert "try shorter blocks, such as --gammas 2" in step(shorter, most_drafted=9, timed=16)
     if said.startswith("measure"):
-        assert step(rows, most_drafted=62, timed=False) == "give the costs an interval: " + (
+        assert step(rows, most_drafted=62, timed=0) == "give the costs an interval: " + (
             "--pass-repeats 6"
         )
 
@@ -265,7 +265,7 @@ def test_an_allowance_for_the_best_of_several_gammas_is_named():
     open_question = Verdict(go=False, decided=False, includes_one=True, gamma=4, reason="why")
     rows = [gamma_row(gamma) for gamma in (1, 2, 4)]
     speedup = Interval(1.17, 1.09, 1.24)
-    how = {"most_drafted": 62, "timed": True}
+    how = {"most_drafted": 62, "timed": 16}
     step = next_step(open_question, ALPHA, rows, speedup, math.nan, "", **how)
     assert step.startswith("the best of 3 gammas may gain by chance; measure 2 times as many")
 

@@ -67,9 +67,9 @@ def test_the_terminal_prints_each_definition_of_the_registry_once(width: int):
 
 def test_seven_columns_of_numbers_fit_sixty_characters():
     figures = ("block_efficiency", "break_even_acceptance", "predicted_speedup", "mbsu")
-    figures += ("block_cost_ratio", "expected_speedup")
+    figures += ("needed_block_efficiency", "expected_speedup")
     totals = {"cost_ratio": 0.2, "break_even_acceptance": 0.4}
-    rows = [row(12, block_cost=1.25, block_cost_ratio=1.1, **totals)]
+    rows = [row(12, block_cost=1.25, needed_block_efficiency=1.3, **totals)]
     lines = printed_lines(table_of(rows, ("gamma",), figures, bare=figures), 60)
     (numbers,) = (line.split() for line in lines if line.split()[:1] == ["12"])
     assert numbers[1:] == [f"{FIGURES[name].value(rows[0]):.3f}" for name in figures]
