@@ -25,6 +25,20 @@ optimizer: {kind: adamw, learning_rate: 1.0e-4}
 evaluation: {max_prompt_tokens: 16, max_new_tokens: 16}
 checkpoints: {every_steps: 4}
 """,
+    "follow.yaml": """
+target: target
+draft: draft
+log: {path: prompts.jsonl}
+output: followed
+align: {num_steps: 2, batch_size: 4}
+serving: {to: transformers}
+num_answers: 8
+requests_per_round: 8
+least_requests: 8
+rounds: 2
+max_prompt_tokens: 32
+max_new_tokens: 16
+""",
     "bench.yaml": f"""{_PAIR.replace("OUT", "benched")}{_TASK}num_examples: 4
 num_timed: 2
 grid: {{rules: [{{rule: lossless}}], temperatures: [0], num_speculative_tokens: [2]}}
@@ -57,6 +71,8 @@ COMMANDS = {
     "tune": "tune --config tune.yaml",
     "bench": "bench --config bench.yaml",
     "report": "report benched",
+    "follow": "follow --config follow.yaml",
+    "perplexity": "perplexity --model target --text prompts.jsonl",
     "export": "export draft --target target --to transformers --out exported",
 }
 """By the name of the file with the output, in the order in which they run in one folder."""

@@ -131,6 +131,8 @@ def _tune(
         run.write_manifest(config)
     _show("first example", choosing.work, _first_answer(choosing.work, config.sampling))
     choosing.measure([])  # raises if the target scores 0
+    if config.quality_floor is not None:
+        _log.info("note: %s", _draft_alone(choosing))
     candidates = propose(choosing)
     run.write_manifest(config)
     for stale in (run.path / _FILE, run.result):  # possibly of another bound
@@ -139,8 +141,9 @@ def _tune(
     tried = [
         bound.tried(measured, row, choosing.decoding_of(row), "choosing") for row in measured.rows
     ]
-    order = map(choosing.decoding_of, bound.test_order(measured))
-    tests = confirm(list(order), lambda decoding: _test(bound, confirming, decoding))
+    order = list(map(choosing.decoding_of, bound.test_order(measured)))
+    _log.info("note: settings that met the bound, to test one by one: %d", len(order))
+    tests = confirm(order, lambda decoding: _test(bound, confirming, decoding))
     tried += tests
     confirmed = [tested for tested in tests if tested.met]
     failed = (*choosing.failed, *confirming.failed)
@@ -165,6 +168,19 @@ def _tune(
     answer = confirming.texts_of(tuned.chosen.decoding)[0]  # figures do not say how texts read
     _show("an example with the chosen setting", confirming.work, answer)
     return tuned
+
+
+def _draft_alone(choosing: _Measured) -> str:
+    """How good the draft is: a metric that does not tell it from the target bounds nothing."""
+    work, floor = choosing.work, choosing.config.quality_floor or 0.0
+    decoder = AutoregressiveDecoder(work.pair.draft, choosing.config.sampling)
+    found = decoder.generate(work.prompts, work.config.max_new_tokens, work.config.seed)
+    texts = [one.tokens for one in found], choosing.texts_of(choosing.alone)
+    own, target = (
+        sum(work.score(number, text) or 0.0 for number, text in enumerate(each)) for each in texts
+    )
+    words = f"the draft alone has {own / target:.2f} of the target's quality on these examples"
+    return words if own < floor * target else f"{words}: the metric hardly tells them apart"
 
 
 def _first_answer(work: Examples, sampling: SamplingParams) -> Sequence[int]:

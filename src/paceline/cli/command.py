@@ -20,7 +20,7 @@ import typer.core
 from rich.text import Text
 
 from paceline.cli import options
-from paceline.cli.console import echo, guarded, progress_line, say, stdout
+from paceline.cli.console import echo, guarded, progress_line, say, stderr, stdout
 from paceline.environment import begin
 from paceline.errors import UsageError
 from paceline.permissions import IMPORTS, PROGRAMS, allow
@@ -155,17 +155,7 @@ def perform(
         result = pkgutil.resolve_name(function)(config, progress=progress, **how)
     if as_json:
         echo(json_of(result))
-    from paceline.cli.tables import Details
-
-    code, shown, hidden = None, show(result, config), False
-    try:
-        while True:
-            part = next(shown)
-            hidden = hidden or isinstance(part, Details)
-            if not as_json and (table or not isinstance(part, Details)):
-                stdout.print(part.shown if isinstance(part, Details) else part)
-    except StopIteration as end:
-        code = end.value
+    code, hidden = _print_parts(show(result, config), as_json=as_json, table=table)
     if hidden and not table and not as_json:
         again = "the same command with --table measures again, and prints"
         if page == "run":
@@ -178,6 +168,28 @@ def perform(
     write_html(html, lambda: _page_of(page, result, config))
     if code:
         raise typer.Exit(code)
+
+
+def _print_parts(shown: Shown, *, as_json: bool, table: bool) -> tuple[int | None, bool]:
+    """Print the parts of a result. -> The exit code, and whether there were details.
+
+    With JSON, the first part, such as a verdict, is for a person: on stderr.
+    """
+    from paceline.cli.tables import Details
+
+    hidden, told = False, not as_json
+    while True:
+        try:
+            part = next(shown)
+        except StopIteration as end:
+            return end.value, hidden
+        details = isinstance(part, Details)
+        hidden = hidden or details
+        if not as_json and (table or not details):
+            stdout.print(part.shown if isinstance(part, Details) else part)
+        elif not details and not told:
+            stderr.print(part)
+            told = True
 
 
 def _page_of(page: str, result: Any, config: Any) -> Page:

@@ -156,6 +156,8 @@ def usage(result: "Tuned") -> str:
     from paceline.results.frontier import measure
 
     config, strategy = result.config, result.chosen.decoding.strategy
+    if strategy.strategy == "autoregressive":
+        return "next: align the draft on text like this task (paceline align)"
     weights = "" if config.draft_weights == "auto" else f" --draft-weights {config.draft_weights}"
     models = shlex.join(["--target", str(config.target), "--draft", str(config.draft)])
     file = shlex.quote(f"{config.output}/decoding.yaml")

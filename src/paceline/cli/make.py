@@ -96,7 +96,8 @@ def generate_data(folder: Path, config: "GenerateDataConfig") -> "Shown":
     Samples answers to prompts at several temperatures and writes them to OUTPUT/data/*.parquet.
     """
     result = json.loads(_result_of(folder))
-    counts = f"{result['num_records']:,} answers, {result['num_tokens']:,} tokens"
+    counts = f"{result['num_records']:,} answers, {result['num_tokens']:,} tokens, temperatures "
+    counts += ", ".join(f"{each:g}" for each in config.temperatures)
     yield f"{folder / 'data'}: {counts}; figures are in {folder}/result.json"
     target, data = (shlex.quote(str(each)) for each in (config.target, folder / "data"))
     records = "--set data.recorded_states=true" if config.writer.hidden_states else ""

@@ -20,7 +20,7 @@ from paceline.measure.results import ACCEPTANCE, gamma_of, num_tokens
 from paceline.measure.slices import SHOWN
 from paceline.measure.speculators import NONE
 from paceline.results.figures import FIGURES
-from paceline.results.frontier import is_lossless, measure
+from paceline.results.frontier import TARGET_ALONE, family_of, is_lossless, measure
 from paceline.view.page import meaning_of, words_of
 from paceline.view.tables import (
     before_and_after,
@@ -292,7 +292,9 @@ def tuned_lines(found: Tuned) -> Iterator[RenderableType]:
         for name, x in figures.items()
         if not math.isnan(x.value)
     ]
-    if (speedup := figures["speedup"]).low <= 1:
+    if family_of(row) == TARGET_ALONE:
+        said[0] = "no draft, as no setting that meets the bound is faster"
+    elif (speedup := figures["speedup"]).low <= 1:
         said[0] += f", {'slower' if speedup.high < 1 else 'not shown to be faster'} than no draft"
     if {"score", "target_score"} <= row.sums.keys():
         pairs = zip(row.sums["score"], row.sums["target_score"], strict=True)
@@ -301,7 +303,7 @@ def tuned_lines(found: Tuned) -> Iterator[RenderableType]:
         said.append(f"{row.setting['metric']} {own:.3f}, the target's {target:.3f}")
     setting = f"{len(row.units)} examples, temperature {found.config.sampling.temperature:g}"
     line = f"{name_of(found.chosen.decoding)}  {', '.join([*said, setting])}"
-    yield styled(f"chosen: {line}", 0 if speedup.low > 1 else 3)
+    yield styled(f"chosen: {line}", 0 if figures["speedup"].low > 1 else 3)
     lossless = [one for one in found.tried if is_lossless(one.row)]
     if lossless and not is_lossless(row):  # the last one is of the confirming examples, if any
         exact = lossless[-1].measure("speedup")

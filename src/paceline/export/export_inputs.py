@@ -66,12 +66,12 @@ class ExportConfig(StrictModel):
     model: Annotated[str, Options(positional=True)]
     to: EngineName
     out: HomePath
-    target: str | None = None
+    target: Annotated[str | None, Options()] = None
     served_target: str | None = None
     base_model: Annotated[str | None, Field(pattern=r"^[\w.-]+/[\w.-]+$")] = None
     dtype: Stored = "auto"
     draft_vocabulary: Literal["keep", "bake"] = "keep"
-    measurement: HomePath | None = None
+    measurement: Annotated[HomePath | None, Options()] = None
     num_speculative_tokens: Annotated[int | None, Options(gamma="")] = Field(default=None, ge=1)
     draft_sample_method: Literal["auto", "greedy", "probabilistic"] = "auto"
     overwrite: bool = False

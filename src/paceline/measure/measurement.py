@@ -348,6 +348,9 @@ def measure_models(
         advice = next_step(*known, most_drafted=most, timed=count)
         if config.draft == NGRAM and verdict.decided:
             advice = _NGRAM_ADVICE[verdict.go]
+        drafts = config.scoring[1]
+        if not verdict.go and drafts is not None and drafts.greedy and not config.sampling.greedy:
+            advice += "; or let the engine sample its drafts: measure without --draft-temperature"
         verdict = verdict.model_copy(update={"next": advice})
     return Measurement(
         config=config,

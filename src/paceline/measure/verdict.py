@@ -212,7 +212,8 @@ def next_step(
     """
     if not verdict.decided and not verdict.includes_one:
         return ""
-    if speedup.high > _MOST_SPREAD * speedup.low:
+    # on an idle machine an interval that includes 1 is not so wide, and more prompts help little
+    if speedup.high > (_MOST_SPREAD if verdict.decided else 2) * speedup.low:
         return f"stop other programs and run again: {_UNLIKE}"
     if verdict.go:
         most = max(map(gamma_of, rows))
@@ -251,7 +252,7 @@ def _better_draft(
     judged: int, acceptance: Interval, needed: Mapping[int, float], trained: float
 ) -> str:
     """The next step where more data do not help; `needed`: break-even acceptance by gamma."""
-    smaller = "make a smaller draft (fewer --layers, a --vocabulary)"
+    smaller = "make a smaller draft (fewer --layers, a smaller --vocabulary)"
     if not needed:
         return f"{smaller}: no acceptance pays its cost"
     gamma = min(needed, key=needed.__getitem__)

@@ -110,6 +110,11 @@ def _reference(record: Record) -> str:
         case Record(kind="chat", messages=(_, *_, {"role": "assistant", "content": content})):
             if (answer := text_of(content)).strip():
                 return answer
+    if not isinstance(record.completion, str | None):
+        raise PromptError(
+            f"{record.where} is an answer as tokens, but a metric compares texts; give rows with a "
+            "prompt and a completion as texts, or chats that end with an answer"
+        )
     raise PromptError(
         f"{record.where} has no reference answer as text; give it a completion, or a last message "
         "by the assistant"

@@ -270,8 +270,8 @@ def _verdict_of_tune(found: Tuned) -> str:
     chosen, config = found.chosen, found.config
     if family(chosen.decoding) == TARGET_ALONE:
         return f"No setting is better than decoding without a draft, within {config.bound}."
-    relative = chosen.measure("relative_quality").value
-    quality = "" if math.isnan(relative) else f" and {relative:.3f} of its quality"
+    relative = chosen.measure("relative_quality")
+    quality = "" if math.isnan(relative.value) else f" and {relative} of its quality"
     speed = interval_text(chosen.measure("speedup"), ".2f", "x")
     name = name_of(chosen.decoding)
     return f"Use {name}: {speed} the target's speed{quality}, within {config.bound}."

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 from rich.console import Console
+from rouge_score.rouge_scorer import RougeScorer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from paceline.bench import BenchConfig, bench, read_rows, runner
 from paceline.bench.answers import read_texts
@@ -32,6 +34,7 @@ from paceline.errors import (
 )
 from paceline.models import load_model
 from paceline.records import RunDirectory
+from paceline.tasks.base import examples_of
 from paceline.train.config import Checkpoints
 from paceline.view.tables import tuned_tables
 from support.data import write_lines
@@ -239,6 +242,29 @@ def test_a_second_start_measures_nothing_and_says_the_same(
     proposed = [one.decoding for one in first.tried if one.row.has(examples="choosing")][1:]
     monkeypatch.setattr("paceline.bench.tune.propose", lambda *_: proposed)
     assert tune(config).chosen == first.chosen
+
+
+def test_the_quality_of_the_draft_alone_is_told(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level("INFO")
+    config = settings(folder, tmp_path / "run", quality_floor=0.9, rules=[{"rule": "lossless"}])
+    tune(config)
+    rouge, scores = RougeScorer(["rouge1"]), list[list[float]]()
+    examples = examples_of(config.task, "test", config.num_examples, config.seed)
+    for name in ("draft", "target"):
+        model = AutoModelForCausalLM.from_pretrained(folder / name)
+        tokenizer = AutoTokenizer.from_pretrained(folder / name)
+        scores.append([])
+        for example in examples:
+            given = tokenizer(example.record.text, return_tensors="pt").input_ids
+            text = model.generate(given, max_new_tokens=8, do_sample=False)[0, given.shape[1] :]
+            answer = tokenizer.decode(text, skip_special_tokens=True)
+            scores[-1].append(rouge.score(example.reference, answer)["rouge1"].fmeasure)
+    wanted = f"the draft alone has {sum(scores[0]) / sum(scores[1]):.2f} of the target's quality"
+    assert wanted in caplog.text
+    tune(settings(folder, tmp_path / "same", quality_floor=0.9, draft=str(folder / "target")))
+    assert "has 1.00 of the target's quality on these examples: the metric hardly" in caplog.text
 
 
 def test_what_is_there_outlives_a_mistake(folder: Path, tmp_path: Path, tuned: Tuned):

@@ -52,7 +52,12 @@ VERDICTS = {
     "verify": ["5 of 5 greedy texts equal", "80 sampled tokens follow", "p 0.4"],
     "align": ["from 0.300 (0.200 to 0.400) to 0.500 (0.400 to 0.600) in 600 steps, 60 s."],
     "trajectory": ["Of 8 gains", "1.27x (1.27 to 1.27): the final draft of first", "1.90 tokens"],
-    "tune": ["Use chow alpha 0.2, gamma 3: 1.40x (1.40 to 1.40)", "1.000 of its quality", "0.95"],
+    "tune": [
+        "Use chow alpha 0.2, gamma 3: 1.40x (1.40 to 1.40)",
+        "1.000 (",
+        ") of its quality",
+        "0.95",
+    ],
 }
 
 
