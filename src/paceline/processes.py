@@ -29,7 +29,7 @@ MOST_DEATHS = 3  # deaths of a process in a row that end the work
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4
 _PAD_BYTES = 64 << 20
 _PR_SET_PDEATHSIG = 1  # of prctl
-SPINS = ("GOMP_SPINCOUNT", "3000")  # servers of engines do not inherit it
+_SPINS = ("GOMP_SPINCOUNT", "3000")
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
@@ -195,9 +195,13 @@ def spin_briefly() -> None:
 
     Without effect after PyTorch is imported.
     """
-    name, count = SPINS
     if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault(name, count)
+        os.environ.setdefault(*_SPINS)
+
+
+def environment_for_engines() -> dict[str, str]:
+    """The environment without what `spin_briefly` set: an engine is served as without Paceline."""
+    return dict(each for each in os.environ.items() if each != _SPINS)
 
 
 def end_with_parent() -> None:

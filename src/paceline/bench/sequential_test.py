@@ -120,9 +120,9 @@ class TuneConfig(WithCosts, ModelsConfig):
         self.check_costs(checks, self.block_lengths)
         count = self.num_examples + self.num_confirmed
         counted = f"--num-examples {self.num_examples} + --num-confirmed {self.num_confirmed}"
-        check_task(checks, "task", self.task, count, self.seed, counted)
+        first, *_ = check_task(checks, "task", self.task, count, self.seed, counted)
         target, *_ = checks.pair(self.target, self.draft)
-        show_example(checks, self.task, target, self.seed)
+        show_example(checks, self.task, first, target)
         checks.output(self.output)
 
     @property

@@ -39,7 +39,7 @@ from paceline.measure.acceptance import PairTexts
 from paceline.measure.analysis import analyze_rules
 from paceline.measure.engine_costs import load_models_of, read_costs
 from paceline.measure.latency import PassTimer
-from paceline.measure.pair import ModelsConfig
+from paceline.measure.pair import ModelsConfig, sample_texts
 from paceline.measure.results import gamma_of
 from paceline.progress import Progress, silent
 from paceline.records import RunDirectory, atomic_write_text
@@ -132,7 +132,7 @@ def _tune(
     _show("first example", choosing.work, _first_answer(choosing.work, config.sampling))
     choosing.measure([])  # raises if the target scores 0
     if config.quality_floor is not None:
-        _log.info("note: %s", _draft_alone(choosing))
+        _log.info("note: %s", _draft_alone(choosing, config.quality_floor))
     candidates = propose(choosing)
     run.write_manifest(config)
     for stale in (run.path / _FILE, run.result):  # possibly of another bound
@@ -142,7 +142,7 @@ def _tune(
         bound.tried(measured, row, choosing.decoding_of(row), "choosing") for row in measured.rows
     ]
     order = list(map(choosing.decoding_of, bound.test_order(measured)))
-    _log.info("note: settings that met the bound, to test one by one: %d", len(order))
+    _log.info("note: settings to measure on other examples, until one fails: %d", len(order))
     tests = confirm(order, lambda decoding: _test(bound, confirming, decoding))
     tried += tests
     confirmed = [tested for tested in tests if tested.met]
@@ -170,12 +170,12 @@ def _tune(
     return tuned
 
 
-def _draft_alone(choosing: _Measured) -> str:
+def _draft_alone(choosing: _Measured, floor: float) -> str:
     """How good the draft is: a metric that does not tell it from the target bounds nothing."""
-    work, floor = choosing.work, choosing.config.quality_floor or 0.0
-    decoder = AutoregressiveDecoder(work.pair.draft, choosing.config.sampling)
-    found = decoder.generate(work.prompts, work.config.max_new_tokens, work.config.seed)
-    texts = [one.tokens for one in found], choosing.texts_of(choosing.alone)
+    work, sampling = choosing.work, choosing.config.sampling
+    progress = _told_as("the draft alone", choosing.progress)
+    drafted = sample_texts(work.pair.draft, work.prompts, work.config, sampling, progress)
+    texts = drafted, choosing.texts_of(choosing.alone)
     own, target = (
         sum(work.score(number, text) or 0.0 for number, text in enumerate(each)) for each in texts
     )
@@ -290,7 +290,7 @@ class _Measured:
 
 
 def _told_as(name: str, progress: Progress) -> Progress:
-    """Reports the progress of a bench as that of a stage of `tune`."""
+    """Reports the progress of another function as that of a stage of `tune`."""
 
     def told(stage: str, done: float, total: float, note: str = "") -> None:
         del stage

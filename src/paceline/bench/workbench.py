@@ -159,8 +159,8 @@ class BenchConfig(ModelsConfig):
             checks.engine(self.engine)
         count = self.skip_examples + self.num_examples
         counted = f"skip_examples {self.skip_examples} + num_examples {self.num_examples}"
-        check_task(checks, "task", self.task, count, self.seed, counted)
-        show_example(checks, self.task, target, self.seed)
+        examples = check_task(checks, "task", self.task, count, self.seed, counted)
+        show_example(checks, self.task, examples[self.skip_examples], target)
         checks.output(self.output)
 
 

@@ -206,7 +206,10 @@ STAGES = {
     "analyze": ("loading", "sampling text", "timing passes", "analyzing rules"),
     "verify_losslessness": ("greedy texts", "sampled texts", "sampled texts of a broken rule"),
     "align": ("loading", "held-out text", "training", "evaluating"),
-    "tune": ("the target alone", "analyzing rules", "choosing examples", "confirming examples"),
+    "tune": (
+        *("the target alone", "the draft alone", "analyzing rules"),
+        *("choosing examples", "confirming examples"),
+    ),
 }
 """The stages of long functions, in the order of their progress; others are not numbered."""
 

@@ -184,8 +184,7 @@ def progress_line(stages: Sequence[str] = ()) -> Iterator[Listener]:
             said += [note] if note else []
             bars.update(task, description=title, completed=done, total=total, say=", ".join(said))
             tenth = int(10 * done / total) if total else 0
-            within = stages and stage not in stages  # a part of a stage
-            if stderr.is_terminal or within or now < quiet_until or tenth <= tenths[stage]:
+            if stderr.is_terminal or now < quiet_until or tenth <= tenths[stage]:
                 return
             tenths[stage], quiet_until = tenth, now + _BETWEEN_S
             said += [f"{(total - done) / rate:.0f} s left"] if rate and done < total else []

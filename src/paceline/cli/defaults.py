@@ -129,7 +129,7 @@ MEANINGS = {
     "draft": "Draft model: directory, .gguf file or hub name.",
     "prompts": "Prompts: a .txt, .jsonl or .parquet file, a directory, or a hub data set.",
     "seed": "Random seed; the same seed gives the same result.",
-    "draft_weights": "int8: quantize the draft's weights to 8 bits before measuring; auto: do not.",
+    "draft_weights": "auto: the draft's weights as they are; int8: quantized to 8 bits first.",
     "AnalyzeConfig.parallel": "Not used: rules are predicted for drafts that propose one by one.",
     "ModelsConfig.parallel": "Let a draft with a mask token propose a block in one pass.",
     "dtype": "Data type of the models; auto: the faster of float32 and bfloat16.",

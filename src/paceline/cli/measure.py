@@ -220,7 +220,9 @@ def analyze(result: "PredictedFrontier", config: "AnalyzeConfig") -> "Shown":
 
     for of in (None, *result.slices):
         yield printed(frontier_table(result, of))
-    yield from disturbed_line(result.disturbance)
+    if result.disturbance:  # which says what to do, and the speedups are wrong
+        yield from disturbed_line(result.disturbance)
+        return
     best = max(result.fastest(), key=FIGURES["expected_speedup"].value)
     if best.setting["label"] == "lossless":
         yield "next: decode without a lossy rule: none is expected to be faster"

@@ -20,7 +20,7 @@ from paceline.measure.results import ACCEPTANCE, gamma_of, num_tokens
 from paceline.measure.slices import SHOWN
 from paceline.measure.speculators import NONE
 from paceline.results.figures import FIGURES
-from paceline.results.frontier import TARGET_ALONE, family_of, is_lossless, measure
+from paceline.results.frontier import TARGET_ALONE, family_of, is_known, is_lossless, measure
 from paceline.view.page import meaning_of, words_of
 from paceline.view.tables import (
     before_and_after,
@@ -288,7 +288,7 @@ def tuned_lines(found: Tuned) -> Iterator[RenderableType]:
     row = found.chosen.row
     figures = {name: measure(name, row) for name in ("speedup", "relative_quality")}
     said = [
-        f"{words_of(name)} {x.text(level='95%: ') if x.low < x.high else '1 by proof'}"
+        f"{words_of(name)} {'1 by proof' if is_known(name, row) else x.text(level='95%: ')}"
         for name, x in figures.items()
         if not math.isnan(x.value)
     ]
@@ -297,9 +297,8 @@ def tuned_lines(found: Tuned) -> Iterator[RenderableType]:
     elif (speedup := figures["speedup"]).low <= 1:
         said[0] += f", {'slower' if speedup.high < 1 else 'not shown to be faster'} than no draft"
     if {"score", "target_score"} <= row.sums.keys():
-        pairs = zip(row.sums["score"], row.sums["target_score"], strict=True)
-        known = [pair for pair in pairs if None not in pair]
-        own, target = (sum(filter(None, each)) / len(known) for each in zip(*known, strict=True))
+        target_row = row.model_copy(update={"sums": {"score": row.sums["target_score"]}})
+        own, target = (FIGURES["quality"].value(one) for one in (row, target_row))
         said.append(f"{row.setting['metric']} {own:.3f}, the target's {target:.3f}")
     setting = f"{len(row.units)} examples, temperature {found.config.sampling.temperature:g}"
     line = f"{name_of(found.chosen.decoding)}  {', '.join([*said, setting])}"
@@ -323,8 +322,8 @@ def losslessness_lines(report: LosslessnessReport) -> Iterator[RenderableType]:
         f"temperature {config.sampling.temperature:g}, gamma {config.gamma}, {config.dtype}, "
         f"{config.prompt_words}"
     )
-    none = f"no difference from {report.reference} was found"
-    why = none if report.word == "PASSED" else f"the texts differ from {report.reference}"
+    some = "no" if report.word == "PASSED" else "a"
+    why = f"{some} difference from {report.reference} was found"
     why = question if report.word == "UNDECIDED" else why
     yield styled(f"{report.word}  {why}; {setting}", report.exit_code)
     yield f"greedy:  {'passed' if greedy.passed else 'FAILED'}  {line}"

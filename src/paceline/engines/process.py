@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import signal
@@ -17,7 +16,7 @@ from paceline.cache import cache_directory
 from paceline.engines.client import Client, api_key, check_packages
 from paceline.engines.commands import server_command
 from paceline.errors import EngineError, UsageError, shorten
-from paceline.processes import SPINS, end_with_parent, last_lines, stop_groups
+from paceline.processes import end_with_parent, environment_for_engines, last_lines, stop_groups
 from paceline.records import storage_errors
 
 if TYPE_CHECKING:
@@ -59,8 +58,8 @@ class ServerProcess:
         self.url = f"http://127.0.0.1:{port}"
         self._log = log
         self._name = Path(command[0]).name
-        shared = (each for each in os.environ.items() if each != SPINS)
-        inherited = {name: value for name, value in shared if name not in _KEYS}
+        shared = environment_for_engines()
+        inherited = {name: value for name, value in shared.items() if name not in _KEYS}
         with storage_errors(log):
             log.parent.mkdir(parents=True, exist_ok=True)
             stream = log.open("wb")

@@ -16,6 +16,7 @@ from paceline.engines.client import Client
 from paceline.engines.servers import block_counts
 from paceline.errors import EngineError
 from paceline.export import ExportConfig, export
+from paceline.processes import environment_for_engines
 from paceline.records import atomic_write_text, storage_errors
 
 if TYPE_CHECKING:
@@ -67,7 +68,12 @@ def _tell(serving: Serving, link: Path) -> None:
     try:
         with tempfile.TemporaryFile() as log:  # no pipe: a server that it starts would hold it
             done = subprocess.run(
-                serving.restart, stdout=log, stderr=log, check=False, timeout=_RESTART_S
+                serving.restart,
+                stdout=log,
+                stderr=log,
+                env=environment_for_engines(),
+                check=False,
+                timeout=_RESTART_S,
             )
             log.seek(0)
             written = log.read().decode("utf-8", errors="replace")

@@ -345,12 +345,12 @@ def measure_models(
         known = verdict, acceptance, blocks, speedup, trained, config.as_options
         most = most_drafted(config.max_new_tokens)
         count = min(config.timed_prompts, len(prompts)) if timed else 0
-        advice = next_step(*known, most_drafted=most, timed=count)
+        drafts = config.draft_sampling
+        may_sample = engine is None and drafts is not None and drafts.greedy
+        may_sample = may_sample and not config.sampling.greedy
+        advice = next_step(*known, most_drafted=most, timed=count, may_sample=may_sample)
         if config.draft == NGRAM and verdict.decided:
             advice = _NGRAM_ADVICE[verdict.go]
-        drafts = config.scoring[1]
-        if not verdict.go and drafts is not None and drafts.greedy and not config.sampling.greedy:
-            advice += "; or let the engine sample its drafts: measure without --draft-temperature"
         verdict = verdict.model_copy(update={"next": advice})
     return Measurement(
         config=config,

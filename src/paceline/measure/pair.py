@@ -28,7 +28,7 @@ from paceline.models.loading import tokenizer_of
 from paceline.progress import Progress, silent
 from paceline.records import RunDirectory, is_run
 from paceline.tasks import Code
-from paceline.tasks.base import example_prompts, examples_of
+from paceline.tasks.base import examples_of
 from paceline.tasks.row_task import RowTask
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from paceline.models.inspection import ModelFacts
     from paceline.results.row import Label
     from paceline.tasks import Task
+    from paceline.tasks.base import TaskExample
 
 
 AnyPair = TypeVar("AnyPair", bound="PairConfig")
@@ -220,7 +221,7 @@ class PairConfig(ModelsConfig):
 
 def check_task(
     checks: InputChecks, name: str, task: Task, count: int, seed: int, counted: str = "num_prompts"
-) -> None:
+) -> Sequence[TaskExample]:
     """Check the texts of a task, that it has `count` examples, and its scoring library.
 
     `counted`: the settings that ask for as many, for the message.
@@ -233,18 +234,19 @@ def check_task(
         if (text := getattr(task, key, None)) is not None:
             checks.text(f"{name}.{key}", text)
     try:
-        examples_of(task, "test", count, seed)
+        return examples_of(task, "test", count, seed)
     except UsageError as error:
         count_of = f" ({counted})" if f"{count} were requested" in str(error) else ""
         raise type(error)(f"{error}{count_of}") from None
 
 
-def show_example(checks: InputChecks, task: Task, target: ModelFacts, seed: int) -> None:
-    """Say how the target reads the first example of a task."""
+def show_example(checks: InputChecks, task: Task, example: TaskExample, target: ModelFacts) -> None:
+    """Say how the target reads an example of a task."""
     if target.tokenizer is not None:
+        records = asked([example.record], target.tokenizer, getattr(task, "chat", False))
         encoder = target.decoder_prompt is not None
-        found = example_prompts(task, target.tokenizer, 1, seed=seed, encoder=encoder)
-        text = str(cast("Any", target.tokenizer).decode(found.prompts[0]))
+        (tokens,) = encode_prompts(records, target.tokenizer, encoder=encoder)
+        text = str(cast("Any", target.tokenizer).decode(tokens))
         checks.lines += ["task: the first example, as the target reads it, up to the line ---:"]
         checks.lines += [text, "---"]
 

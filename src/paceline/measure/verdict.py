@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _ERROR_RATE = 0.05
 _MOST_SPREAD = 3  # of an interval's ends; about 1.5 with 8 requests on an idle machine
+_DOUBTFUL_SPREAD = 2  # where the interval of timed requests includes 1
 _UNLIKE = "the timings differ too much from each other"
 
 
@@ -197,6 +198,7 @@ def next_step(
     *,
     most_drafted: int,
     timed: int,
+    may_sample: bool = False,
 ) -> str:
     """What to do after a verdict.
 
@@ -209,11 +211,12 @@ def next_step(
         options: Models and prompts as options of a command.
         most_drafted: Largest gamma that fits the texts.
         timed: Number of timed prompts, if the speedup is that of timed requests; else 0.
+        may_sample: True if drafts are greedy while the target samples.
     """
     if not verdict.decided and not verdict.includes_one:
         return ""
-    # on an idle machine an interval that includes 1 is not so wide, and more prompts help little
-    if speedup.high > (_MOST_SPREAD if verdict.decided else 2) * speedup.low:
+    spread = _DOUBTFUL_SPREAD if timed and not verdict.decided else _MOST_SPREAD
+    if speedup.high > spread * speedup.low:
         return f"stop other programs and run again: {_UNLIKE}"
     if verdict.go:
         most = max(map(gamma_of, rows))
@@ -226,9 +229,11 @@ def next_step(
         for row in rows
         if "break_even_acceptance" in row.totals
     }
+    or_else = "; or let the engine sample its drafts: measure without --draft-temperature"
+    or_else = or_else if may_sample else ""
     if not verdict.decided and acceptance.high >= min(needed.values(), default=0.0):
-        return _more_data(verdict.gamma, rows, speedup, timed=timed)
-    return _better_draft(verdict.gamma, acceptance, needed, trained)
+        return _more_data(verdict.gamma, rows, speedup, timed=timed) + or_else
+    return _better_draft(verdict.gamma, acceptance, needed, trained) + or_else
 
 
 def _more_data(gamma: int, rows: Sequence[Row], speedup: Interval, *, timed: int) -> str:

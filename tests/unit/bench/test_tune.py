@@ -17,6 +17,7 @@ from paceline.bench import BenchConfig, bench, read_rows, runner
 from paceline.bench.answers import read_texts
 from paceline.bench.tune import Candidate, TuneConfig, Tuned, spread, tune, undominated
 from paceline.cli.decode import usage
+from paceline.cli.result_tables import tuned_lines
 from paceline.cli.tables import printed
 from paceline.config import load_config, validate
 from paceline.core.rules import Chow, Lenient, Lossless, TokenV3
@@ -265,6 +266,23 @@ def test_the_quality_of_the_draft_alone_is_told(
     assert wanted in caplog.text
     tune(settings(folder, tmp_path / "same", quality_floor=0.9, draft=str(folder / "target")))
     assert "has 1.00 of the target's quality on these examples: the metric hardly" in caplog.text
+
+
+def test_what_is_printed_of_a_choice(tuned: Tuned):
+    """Only what is known without a measurement is 1 by proof, whatever the width of an interval."""
+    (lossy,) = [one for one in tuned.tried if "chow" in one.row.setting["family"]][:1]
+    sums = dict.fromkeys(lossy.row.sums, (1.0,) * len(lossy.row.units))
+    sums |= {"target_seconds": (1.5,) * len(lossy.row.units)}
+    row = lossy.row.model_copy(update={"sums": sums})
+    exact = lossy.model_copy(update={"row": row})
+    line, lossless = map(str, tuned_lines(tuned.model_copy(update={"chosen": exact})))
+    assert "speedup 1.500 (95%: 1.500 to 1.500), relative quality 1.000 (95%: " in line
+    assert "rouge1 1.000, the target's 1.000" in line
+    assert lossless.startswith("lossless gamma ")
+    alone = next(one for one in tuned.tried if one.row.setting["family"] == "autoregressive")
+    line, _ = map(str, tuned_lines(tuned.model_copy(update={"chosen": alone})))
+    assert "  no draft, as no setting that meets the bound is faster, relative quality 1 by" in line
+    assert "paceline align" in usage(tuned.model_copy(update={"chosen": alone}))
 
 
 def test_what_is_there_outlives_a_mistake(folder: Path, tmp_path: Path, tuned: Tuned):

@@ -27,6 +27,7 @@ from paceline.engines.servers import block_counts
 from paceline.engines.text_servers import TextServers
 from paceline.engines.texts import OpenAIWriter
 from paceline.errors import EngineError, PacelineError
+from paceline.processes import spin_briefly
 from support.engines import serving
 from support.processes import finish, start
 
@@ -156,6 +157,36 @@ def test_a_server_gets_the_users_own_setting_of_the_hub(
         while not server.last_words():
             pass  # it waits
     assert (tmp_path / "log").read_text() == "0\n"
+
+
+@pytest.mark.parametrize(
+    ("given", "ours", "servers"),
+    [
+        ({}, "3000", None),
+        ({"GOMP_SPINCOUNT": "9"}, "9", "9"),
+        ({"OMP_WAIT_POLICY": "x"}, None, None),
+    ],
+)
+def test_threads_wait_as_the_user_chose_and_those_of_a_server_as_without_paceline(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    given: dict[str, str],
+    ours: str | None,
+    servers: str | None,
+):
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    spin_briefly()
+    assert os.environ.pop("GOMP_SPINCOUNT", None) == ours
+    if ours is not None:
+        monkeypatch.setenv("GOMP_SPINCOUNT", ours)
+    command = [sys.executable, "-c", "import os; print(os.environ.get('GOMP_SPINCOUNT'))"]
+    with ServerProcess(command, 1, tmp_path / "log") as server:
+        while not server.last_words():
+            pass  # it waits
+    assert (tmp_path / "log").read_text() == f"{servers}\n"
 
 
 def test_of_a_server_that_did_not_start_the_cause_is_said(tmp_path: Path):

@@ -261,6 +261,46 @@ def test_a_verdict_names_the_next_step(
         )
 
 
+def test_where_drafts_may_be_sampled_the_next_step_says_so():
+    rows = [gamma_row(4).model_copy(update={"totals": {"break_even_acceptance": 0.4}})]
+    sampled = "; or let the engine sample its drafts: measure without --draft-temperature"
+    for word, speedup in (("NO-GO", (0.8, 0.7, 0.9)), ("UNDECIDED", (1.0, 0.9, 1.1))):
+        verdict = Verdict(
+            go=False, decided=word == "NO-GO", includes_one=word != "NO-GO", gamma=4, reason="why"
+        )
+        assert verdict.word == word
+        step = partial(next_step, verdict, ALPHA, rows, Interval(*speedup), math.nan, "")
+        plain = step(most_drafted=62, timed=16)
+        assert step(most_drafted=62, timed=16, may_sample=True) == plain + sampled
+    few = Verdict(go=False, decided=False, gamma=4, reason="why")
+    assert (
+        next_step(
+            few,
+            ALPHA,
+            rows,
+            Interval(1, 0.9, 1.1),
+            math.nan,
+            "",
+            most_drafted=62,
+            timed=4,
+            may_sample=True,
+        )
+        == ""
+    )
+
+
+def test_an_open_interval_of_timed_requests_whose_ends_differ_twofold_is_measured_again():
+    """One of twelve requests was stopped for seconds: 1.01 (0.44 to 1.23), later 1.21."""
+    rows = [gamma_row(1).model_copy(update={"totals": {"break_even_acceptance": 0.06}})]
+    verdict = Verdict(go=False, decided=False, includes_one=True, gamma=1, reason="why")
+    step = partial(next_step, verdict, ALPHA, rows, trained=math.nan, options="", most_drafted=62)
+    stalled, varied = Interval(1.01, 0.44, 1.23), Interval(1.01, 0.7, 1.35)
+    assert step(speedup=stalled, timed=16).startswith("stop other programs and run again")
+    assert not step(speedup=varied, timed=16).startswith("stop other programs")
+    # without timed requests the spread is that of the texts
+    assert not step(speedup=stalled, timed=0).startswith("stop other programs")
+
+
 def test_an_allowance_for_the_best_of_several_gammas_is_named():
     open_question = Verdict(go=False, decided=False, includes_one=True, gamma=4, reason="why")
     rows = [gamma_row(gamma) for gamma in (1, 2, 4)]
