@@ -14,13 +14,13 @@ from support.runs import write_pair
 _VERDICT = re.compile(r"\b(GO|NO-GO|UNDECIDED|TOO FEW|PASSED|FAILED|passed|NOT CAUGHT|caught)\b")
 _NUMBER = re.compile(r"[-+]?(\d[\d,]*(\.\d+)?(e[-+]?\d+)?|∞|nan)[x*]?")
 _OPTIONAL = re.compile(
-    r", break-even #|, relative quality # (\(#%: # to #\)|by proof)"
+    r", break-even #( \(# to #\))?|, relative quality # (\(#%: # to #\)|by proof)"
     r"|(?<=^chosen: )\w+( alpha #,)?(?= gamma #)|, (not shown to be fast|slow)er than no draft"
 )
 # what another pair, or another verdict, words otherwise
 _OWN = (
     *("next", "MEASURED.json:", "fastest:", "no draft is", "warning:", "note:"),
-    *("in bfloat#", "in float#", "lossless gamma", "*:", "paceline: note:"),
+    *("in bfloat#", "in float#", "lossless gamma", "the fastest of", "*:", "paceline: note:"),
     *("tokens by source", "stop tokens", "chat template", "exports"),
 )
 # texts of the model or of a prompt, from a line to another

@@ -309,8 +309,8 @@ def test_the_picture_of_the_demo_is_that_of_its_output():
     made = runpy.run_path(str(ROOT / "tools/demo_picture.py"))
     output = (DOCS / "assets/demo.txt").read_text("utf-8")
     assert (DOCS / "assets/demo.svg").read_text("utf-8") == made["demo_drawing"](output)
-    assert "0.88x" in made["demo_drawing"](output)
-    assert "0.50x" in made["demo_drawing"](output.replace("0.876 (", "0.502 ("))
+    assert "0.89x" in made["demo_drawing"](output)
+    assert "0.50x" in made["demo_drawing"](output.replace("0.889 (", "0.502 ("))
 
 
 def test_the_tutorial_prints_what_the_demo_printed():

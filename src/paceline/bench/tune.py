@@ -44,7 +44,7 @@ from paceline.measure.results import gamma_of
 from paceline.progress import Progress, silent
 from paceline.records import RunDirectory, atomic_write_text
 from paceline.results.figures import FIGURES
-from paceline.results.frontier import Frontier
+from paceline.results.frontier import Frontier, is_lossless
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -142,7 +142,10 @@ def _tune(
         bound.tried(measured, row, choosing.decoding_of(row), "choosing") for row in measured.rows
     ]
     order = list(map(choosing.decoding_of, bound.test_order(measured)))
-    _log.info("note: settings to measure on other examples, until one fails: %d", len(order))
+    exact = [one.decoding for one in tried if is_lossless(one.row)]
+    proven = config.quality_floor is not None and any(one in order for one in exact)
+    words = f"{len(order)}{', of which lossless decoding meets the floor by proof' * proven}"
+    _log.info("note: settings to measure on other examples, until one fails: %s", words)
     tests = confirm(order, lambda decoding: _test(bound, confirming, decoding))
     tried += tests
     confirmed = [tested for tested in tests if tested.met]

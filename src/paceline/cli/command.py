@@ -173,11 +173,11 @@ def perform(
 def _print_parts(shown: Shown, *, as_json: bool, table: bool) -> tuple[int | None, bool]:
     """Print the parts of a result. -> The exit code, and whether there were details.
 
-    With JSON, the first part, such as a verdict, is for a person: on stderr.
+    With JSON, they are for a person: on stderr, without the details.
     """
     from paceline.cli.tables import Details
 
-    hidden, told = False, not as_json
+    hidden, console = False, stderr if as_json else stdout
     while True:
         try:
             part = next(shown)
@@ -185,11 +185,8 @@ def _print_parts(shown: Shown, *, as_json: bool, table: bool) -> tuple[int | Non
             return end.value, hidden
         details = isinstance(part, Details)
         hidden = hidden or details
-        if not as_json and (table or not details):
-            stdout.print(part.shown if isinstance(part, Details) else part)
-        elif not details and not told:
-            stderr.print(part)
-            told = True
+        if not details or (table and not as_json):
+            console.print(part.shown if isinstance(part, Details) else part)
 
 
 def _page_of(page: str, result: Any, config: Any) -> Page:

@@ -180,7 +180,7 @@ def progress_line(stages: Sequence[str] = ()) -> Iterator[Listener]:
             since, first = starts[stage]
             rate = (done - first) / (now - since) if now > since else 0.0
             number = f"{stages.index(stage) + 1}/{len(stages)} " if stage in stages else ""
-            title, said = f"{number}{stage}", [f"{rate:.3g}/s"] if rate and total > 1 else []
+            title, said = f"{number}{stage}", [_speed(rate)] if rate and total > 1 else []
             said += [note] if note else []
             bars.update(task, description=title, completed=done, total=total, say=", ".join(said))
             tenth = int(10 * done / total) if total else 0
@@ -191,6 +191,10 @@ def progress_line(stages: Sequence[str] = ()) -> Iterator[Listener]:
             say(", ".join([f"{title} {tenth}0%", *said]))
 
         yield listen
+
+
+def _speed(rate: float) -> str:
+    return f"{rate:.3g}/s" if rate >= 1 else f"{1 / rate:.3g} s each"
 
 
 Arguments = ParamSpec("Arguments")

@@ -110,8 +110,8 @@ def generate_data(folder: Path, config: "GenerateDataConfig") -> "Shown":
         yield f"next: paceline align {given} {lengths} {records}"
     elif config.writer.kind == "model":  # else the target's probabilities are not here
         yield (
-            "next, a draft that proposes the 12,288 tokens that are frequent in it: paceline draft "
-            f"--target {target} --vocabulary 12288 --text {data} --out DRAFT"
+            "next, if you make a draft, let it propose the 12,288 tokens that are frequent here: "
+            f"paceline draft --target {target} --vocabulary 12288 --text {data} --out DRAFT"
         )
 
 

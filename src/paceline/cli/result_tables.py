@@ -19,6 +19,7 @@ from paceline.measure.engine_costs import words_of_starts
 from paceline.measure.results import ACCEPTANCE, gamma_of, num_tokens
 from paceline.measure.slices import SHOWN
 from paceline.measure.speculators import NONE
+from paceline.measure.verdict import needed_acceptance
 from paceline.results.figures import FIGURES
 from paceline.results.frontier import TARGET_ALONE, family_of, is_known, is_lossless, measure
 from paceline.view.page import meaning_of, words_of
@@ -76,12 +77,13 @@ def verdict_lines(found: Measurement) -> Iterator[RenderableType]:
             f"{verdict.gamma}: {len(found.texts.units)} texts, {setting}"
         )
     yield styled(head, verdict.exit_code)
-    needed = found.judged.totals.get("break_even_acceptance")
-    side = "" if needed is None or found.disturbance else f", break-even {needed:.3f}"
-    tau = FIGURES["block_efficiency"].value(found.judged)
+    tau, needed = FIGURES["block_efficiency"].value(found.judged), ""
+    if "break_even_acceptance" in found.judged.totals and not found.disturbance:
+        least = needed_acceptance(found.judged)
+        needed = f", break-even {least if least.low < least.high else f'{least.value:.3f}'}"
     yield (
-        f"acceptance {found.figure('expected_acceptance')}{side}; {tau:.2f} tokens per target call "
-        f"at gamma {gamma_of(found.judged)}"
+        f"acceptance {found.figure('expected_acceptance')}; at gamma {gamma_of(found.judged)} "
+        f"{tau:.2f} tokens per target call{needed}"
     )
     samples = config.draft != NGRAM and not proposal_params(*config.scoring[:2]).greedy
     if not found.engine:
@@ -255,7 +257,10 @@ def alignment_lines(result: dict[str, Any], config: AlignConfig) -> Iterator[str
         )
     models = shlex.join(["--target", config.target, "--draft", f"{config.output}/draft"])
     form = {True: " --chat", False: " --raw", None: ""}[config.data.chat]
-    yield f"next, on prompts of your users: paceline measure {models}{form} --prompts PROMPTS.jsonl"
+    yield (
+        "next, on prompts of your users and with your --draft-weights: "
+        f"paceline measure {models}{form} --prompts PROMPTS.jsonl"
+    )
 
 
 def round_lines(found: Round) -> Iterator[RenderableType]:
@@ -307,6 +312,16 @@ def tuned_lines(found: Tuned) -> Iterator[RenderableType]:
     if lossless and not is_lossless(row):  # the last one is of the confirming examples, if any
         exact = lossless[-1].measure("speedup")
         yield f"{name_of(lossless[-1].decoding)}  speedup {exact.text(level='95%: ')}"
+    lossy = [one for one in found.rows("choosing") if not is_known("relative_quality", one)]
+    if lossy and is_lossless(row):
+        one = max(lossy, key=lambda one: measure("speedup", one).value)
+        speed, quality = (measure(name, one) for name in ("speedup", "relative_quality"))
+        known = "" if math.isnan(quality.value) else f", relative quality {quality}"
+        name = next(tried.decoding for tried in found.tried if tried.row is one)
+        yield (
+            f"the fastest of {len(lossy)} lossy settings on the first {len(one.units)} examples: "
+            f"{name_of(name)}  speedup {speed}{known}"
+        )
 
 
 def losslessness_lines(report: LosslessnessReport) -> Iterator[RenderableType]:

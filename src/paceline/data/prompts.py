@@ -102,6 +102,7 @@ class Record:
         where: File and line, or data set and row, for error messages.
         id: The row's own id, if it has one.
         open_ended: Append no end-of-text token: the text is truncated or already has one.
+        answer: The text of a completion that is given as tokens, if the row has it.
         top: The most likely tokens of the model that wrote the completion; None: not recorded.
         hidden: Its hidden states before each token, bfloat16 bytes; None: not recorded.
     """
@@ -115,6 +116,7 @@ class Record:
     template_kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
     id: str | None = None
     open_ended: bool = False
+    answer: str = ""
     top: TopScores | None = None
     hidden: bytes | None = None
 
@@ -286,7 +288,8 @@ def _content(row: Mapping[str, Any], where: str, corpus: CorpusConfig) -> Record
             prompt = _text(prompt, "prompt_tokens", where)
             found = Record(where, "prompt", prompt, _text(completion, "completion_tokens", where))
             top, hidden = _top_scores(row, len(completion), where), row.get("hidden_states")
-            return dataclasses.replace(found, top=top, hidden=hidden)
+            answer = str(row.get("completion") or "")
+            return dataclasses.replace(found, answer=answer, top=top, hidden=hidden)
         case {"prompt": [{**first}, *_] as asked} if first:
             return _chat(row, _asked_and_answered(row, list(asked)), where, corpus)
         case {"prompt": prompt}:

@@ -167,8 +167,11 @@ class PassCosts:
             "break_even_acceptance": break_even_acceptance(gamma, c, verifying),
             "block_s": self.block_s(gamma),
         }
-        bounds = self.bounds_of_cost(gamma, drafted)
+        bounds, whole = self.bounds_of_cost(gamma, drafted), self.bounds_of_cost(gamma, gamma)
         known = {} if bounds is None else {"block_cost": bounds}
+        if whole is not None and totals["break_even_acceptance"] <= 1:
+            low, high = (min(1.0, break_even_acceptance(gamma, 0.0, cost)) for cost in whole)
+            known["break_even_acceptance"] = low, high
         return row.extended({}, totals).model_copy(update={"bounds": row.bounds | known})
 
 

@@ -210,9 +210,11 @@ class PairConfig(ModelsConfig):
             first = first or str(cast("Any", tokenizer).decode(tokens))
         form, (least, most) = self._decided(records).prompt_words, (min(lengths), max(lengths))
         length = f"{most}" if least == most else f"{least} to {most}"
+        fewer = f" (fewer than num_prompts {self.num_prompts})"
+        fewer = fewer if len(lengths) < self.num_prompts else ""
         checks.lines += [
-            f"prompts: {self.prompts.path}, {len(lengths)} prompts of {length} tokens, {form}; the "
-            "first one, as the target reads it, up to the line ---:",
+            f"prompts: {self.prompts.path}, {len(lengths)} prompts{fewer} of {length} tokens, "
+            f"{form}; the first one, as the target reads it, up to the line ---:",
             first,
             "---",
         ]

@@ -83,6 +83,8 @@ def decide(acceptance: Interval, best: Row, requests: Row, *, disturbed: bool = 
     where = f"at gamma {gamma_of(best)}"
     standing = f"acceptance {acceptance.value:.3f}" if disturbed else _standing(acceptance, best)
     speedup = FIGURES["speedup"].measure(requests)
+    if speedup.low <= 1 and f"is {_ABOVE}" in standing:
+        standing += ", which leaves out prompts and the work between passes"
     return _by_requests(speedup, requests, where, standing, "timed_prompts")
 
 
@@ -141,7 +143,7 @@ def decide_by_expected(
     standing = _standing(acceptance, best)
     if engine:
         tau, needed = FIGURES["block_efficiency"].value(best), best.totals["block_cost"]
-        side = _side(1.0, speedup)
+        side = _side(Interval(1.0, 1.0, 1.0), speedup)
         standing = f"{tau:.2f} tokens per target call are {side} the break-even {needed:.2f}"
         standing = f"{standing}; {remark}" if remark else standing
     advice = ""
@@ -171,18 +173,27 @@ def _by_interval(figure: str, gamma: int, speedup: Interval, standing: str, advi
 
 
 def _standing(acceptance: Interval, best: Row) -> str:
-    needed = best.totals.get("break_even_acceptance")
-    if needed is None:
+    if "break_even_acceptance" not in best.totals:
         return f"no acceptance breaks even at gamma {gamma_of(best)}"
+    needed = needed_acceptance(best)
     side = _side(needed, acceptance)
-    return f"acceptance {acceptance.value:.3f} is {side} the break-even {needed:.3f}"
+    return f"acceptance {acceptance.value:.3f} is {side} the break-even {needed.value:.3f}"
 
 
-def _side(border: float, figure: Interval) -> str:
+def needed_acceptance(row: Row) -> Interval:
+    """The break-even acceptance with the interval of the costs; exact if they have none."""
+    value = row.totals["break_even_acceptance"]
+    return Interval(value, *row.bounds.get("break_even_acceptance", (value, value)))
+
+
+_ABOVE = "above"
+
+
+def _side(border: Interval, figure: Interval) -> str:
     """Where the whole interval of a figure lies."""
-    if figure.low > border:
-        return "above"
-    return "below" if figure.high < border else "near"
+    if figure.low > border.high:
+        return _ABOVE
+    return "below" if figure.high < border.low else "near"
 
 
 _MOST_FACTOR = 20  # of units to measure, beyond which a verdict is not worth its time
@@ -243,14 +254,18 @@ def _more_data(gamma: int, rows: Sequence[Row], speedup: Interval, *, timed: int
         return f"give the costs an interval: --pass-repeats {least_values(0.95)}"
     factor = ((speedup.high - speedup.low) / 2 / max(abs(speedup.value - 1), 1e-9)) ** 2
     if factor > _MOST_FACTOR:
-        many = f"a verdict takes more than {_MOST_FACTOR} times as many prompts"
-        return f"{many}: serve without this draft, or align it longer (paceline align)"
+        return (
+            f"align the draft longer (paceline align), or serve without it: a speedup this near 1 "
+            f"is decided by more than {_MOST_FACTOR * (timed or len(judged.units)):,} prompts"
+        )
     times = max(2, math.ceil(1.2 * factor))
-    why = f"the best of {len(rows)} gammas may gain by chance; " if speedup.low > 1 else ""
     count, also = times * len(judged.units), ""
     if timed:
         count, also = max(times * timed, len(judged.units)), f" --timed-prompts {times * timed}"
-    return f"{why}measure {times} times as many prompts: --num-prompts {count}{also}"
+    more = f"measure more prompts: --num-prompts {count}{also}"
+    if speedup.low > 1:
+        return f"the best of {len(rows)} gammas may gain by chance; {more}"
+    return f"{more}; if the speedup stays near 1, align the draft longer (paceline align)"
 
 
 def _better_draft(

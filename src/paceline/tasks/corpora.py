@@ -107,6 +107,8 @@ def _reference(record: Record) -> str:
     match record:
         case Record(kind="prompt", completion=str(answer)):
             return answer
+        case Record(kind="prompt", answer=str(answer)) if answer.strip():
+            return answer
         case Record(kind="chat", messages=(_, *_, {"role": "assistant", "content": content})):
             if (answer := text_of(content)).strip():
                 return answer

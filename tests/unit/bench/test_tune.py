@@ -279,6 +279,15 @@ def test_what_is_printed_of_a_choice(tuned: Tuned):
     assert "speedup 1.500 (95%: 1.500 to 1.500), relative quality 1.000 (95%: " in line
     assert "rouge1 1.000, the target's 1.000" in line
     assert lossless.startswith("lossless gamma ")
+    (measured, *_) = [one for one in tuned.tried if one.row.setting["family"] == "lossless"]
+    sums = sums | {"target_seconds": (1.25,) * len(row.units)}
+    slower = exact.model_copy(update={"row": row.model_copy(update={"sums": sums})})
+    changes = {"chosen": measured, "tried": (measured, slower, exact)}
+    _, other = map(str, tuned_lines(tuned.model_copy(update=changes)))
+    assert other.startswith(
+        f"the fastest of 2 lossy settings on the first {len(row.units)} examples: chow alpha 1, "
+        "gamma 1  speedup 1.500 (1.500 to 1.500), relative quality 1.000 ("
+    )
     alone = next(one for one in tuned.tried if one.row.setting["family"] == "autoregressive")
     line, _ = map(str, tuned_lines(tuned.model_copy(update={"chosen": alone})))
     assert "  no draft, as no setting that meets the bound is faster, relative quality 1 by" in line

@@ -108,7 +108,7 @@ def test_a_stage_that_begins_again_is_shown_again(
     assert [line.split()[2] for line in lines] == (
         ["50%,", "100%,"] * 2 + ["20%,", "50%,", "70%,", "100%,"]
     )
-    assert all(", 0.1/s" in line for line in lines), "since the stage began the last time"
+    assert all(", 10 s each" in line for line in lines), "since the stage began the last time"
 
 
 def test_colours_are_forced_into_a_file_by_the_environment(

@@ -24,6 +24,7 @@ from paceline.measure.verdict import (
     decide,
     decide_by_expected,
     decide_served,
+    needed_acceptance,
     next_step,
 )
 from paceline.results.figures import FIGURES
@@ -128,6 +129,13 @@ def test_timed_requests_have_the_interval_of_their_row():
     assert disturbed.reason == f"{words}; acceptance 0.500"
     below = decide(Interval(0.1, 0.05, 0.15), row(3), requests)
     assert "acceptance 0.100 is below the break-even 0.500" in below.reason
+    slow = requests.model_copy(update={"sums": requests.sums | {"seconds": (1.1,) * 12}})
+    why = ", which leaves out prompts and the work between passes"
+    for alpha, added in ((Interval(0.6, 0.55, 0.65), why), (ALPHA, "")):
+        found = decide(alpha, row(3), slow)
+        assert found.word == "UNDECIDED"
+        side = "above" if added else "near"
+        assert f"is {side} the break-even 0.500{added}" in found.reason
     few = decide(ALPHA, row(3), requests.only(range(7)))
     assert few.word == "TOO FEW"
     assert "set timed_prompts=8 or more" in few.reason
@@ -157,6 +165,15 @@ def test_the_error_of_a_block_is_that_of_the_median_of_its_rounds():
     # the range of n values misses the median with probability 2^(1 - n)
     assert 2 in rounds(6).errors
     assert rounds(5).bounds_of_cost(2, 2.0) is None
+
+
+def test_the_break_even_has_the_error_of_a_whole_block():
+    """1 + x + x^2 = cost: x is (sqrt(4 cost - 3) - 1) / 2."""
+    errors = {2: Interval(1.0, 0.8, 2.1)}
+    costs = PassCosts(1.0, 0.2, {2: 0.4}, {2: 1.2}, errors=errors)
+    found = needed_acceptance(costs.priced(row(2, drafted=1.0)))
+    low = (math.sqrt(4 * 1.6 * 0.8 - 3) - 1) / 2
+    assert found == pytest.approx(((math.sqrt(3.4) - 1) / 2, low, 1.0)), "none pays 3.36 passes"
 
 
 def test_costs_without_an_interval_say_how_many_rounds_they_need():
@@ -223,10 +240,16 @@ def test_recorded_costs_of_a_busy_machine_are_called_disturbed():
             (1.2, 0.9, 1.5),
             0.4,
             0.6,
-            "measure 3 times as many prompts: --num-prompts 48 --timed-prompts 48",
+            "measure more prompts: --num-prompts 48 --timed-prompts 48; if the speedup stays near",
         ),
         ((0.91, 0.87, 1.01), 0.7, math.nan, "at gamma 4 it needs an acceptance above 0.700"),
-        ((1.01, 0.9, 1.12), 0.4, 0.6, "a verdict takes more than 20 times as many prompts"),
+        (  # 1.2 (0.11 / 0.01)^2 is 145
+            (1.01, 0.9, 1.12),
+            0.4,
+            0.6,
+            "align the draft longer (paceline align), or serve without it: a speedup this near 1 "
+            "is decided by more than 320 prompts",
+        ),
         # beside other programs, of nine requests
         ((0.8, 0.36, 6.91), 0.4, 0.6, "stop other programs and run again"),
         ((5.2, 1.02, 1.6e16), 0.4, 0.6, "stop other programs and run again"),
@@ -307,7 +330,8 @@ def test_an_allowance_for_the_best_of_several_gammas_is_named():
     speedup = Interval(1.17, 1.09, 1.24)
     how = {"most_drafted": 62, "timed": 16}
     step = next_step(open_question, ALPHA, rows, speedup, math.nan, "", **how)
-    assert step.startswith("the best of 3 gammas may gain by chance; measure 2 times as many")
+    assert step.startswith("the best of 3 gammas may gain by chance; measure more prompts: ")
+    assert "align" not in step, "the speedup is above 1"
 
 
 def test_nothing_is_concluded_from_disturbed_costs():

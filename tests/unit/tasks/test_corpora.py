@@ -77,6 +77,12 @@ def test_a_record_without_an_answer_is_named_by_its_line_even_if_it_is_not_chose
         Pairs(corpus=corpus).examples("test", 1)
 
 
+def test_answers_that_generate_data_wrote_are_references(tmp_path: Path):
+    row = {"prompt": "hi", "prompt_tokens": [5], "completion": "yes", "completion_tokens": [6, 7]}
+    (example,) = Pairs(corpus=corpus_of(tmp_path / "a.jsonl", row)).examples("test", 1)
+    assert (example.record.text, example.reference) == ([5], "yes")
+
+
 @pytest.mark.parametrize(
     ("metric", "answer", "score"),
     [
