@@ -6,7 +6,7 @@
     .venv/bin/python -m doit -f papers/dodo.py -d . -n 2 parallel     parallel drafts, for hours
 
 A part that was stopped goes on when it is run again. A part whose files have the digests of its
-last run is not run.
+last run is not run, nor is a draw of a study whose rows are there.
 """
 
 from __future__ import annotations
@@ -69,6 +69,20 @@ def part(name: str, module: str, options: str, needs: list[Path], makes: Path) -
     """A part that runs a module of the papers."""
     command = [sys.executable, "-m", f"papers.{module}", "--garden", str(GARDEN), *options.split()]
     return {"name": name, "actions": [command], "file_dep": needs, "targets": [makes]}
+
+
+def draw_of_study(
+    name: str, study: str, options: str, needs: list[str], makes: Path
+) -> dict[str, Any]:
+    """A draw whose rows are committed by themselves, as all draws take days; after these parts."""
+    made = part(name, f"{study}.run", options, [], makes)
+    return made | {"setup": needs, "uptodate": [True]}
+
+
+def page_of_study(name: str, files: list[Path]) -> dict[str, Any]:
+    """The tables of a study's README, once all draws are there."""
+    actions = [[sys.executable, "-m", "papers.readme", name]]
+    return {"name": "page", "actions": actions, "file_dep": [*files, PAPERS / name / "figures.py"]}
 
 
 def task_garden() -> Iterator[dict[str, Any]]:
@@ -170,19 +184,11 @@ def task_parallel() -> Iterator[dict[str, Any]]:
     name, files = "parallel_drafts", []
     for (layers, minutes), count in PARALLEL.items():
         for draw in range(count):
-            makes = parallel.folder_of_draw(GARDEN, layers, minutes, draw) / "rows.csv"
+            files.append(parallel.rows_of_draw(GARDEN, layers, minutes, draw))
+            label = f"{layers}-layers-{minutes}-minutes:draw-{draw}"
             options = f"--layers {layers} --minutes {minutes} --draw {draw}"
-            needs = [parallel.FOLDER / f"start-{layers}" / "model.safetensors"]
-            made = part("", f"{name}.run", options, [*needs, PAPERS / name / "run.py"], makes)
-            yield made | {"name": f"{layers}-layers-{minutes}-minutes:draw-{draw}"}
-            files.append(makes)
-    rows = PAPERS / name / "rows" / f"garden-{GARDEN}.csv"
-    yield {
-        "name": "page",
-        "actions": [(gather, [name, GARDEN, files]), [sys.executable, "-m", "papers.readme", name]],
-        "file_dep": [*files, PAPERS / name / "figures.py"],
-        "targets": [rows],
-    }
+            yield draw_of_study(label, name, options, [f"parallel_start:{layers}"], files[-1])
+    yield page_of_study(name, files)
 
 
 def task_fine_tuning() -> Iterator[dict[str, Any]]:
@@ -195,18 +201,12 @@ def task_fine_tuning() -> Iterator[dict[str, Any]]:
         yield part(f"target:{kind}", f"{name}.run", f"--kind {kind}", begin, model)
     for source, kind, lengths in tuned.PLAN:
         for minutes, draw in itertools.product(lengths, range(tuned.DRAWS)):
-            makes = tuned.file_of(kind, source, minutes, draw)
+            files.append(tuned.file_of(kind, source, minutes, draw))
             options = f"--kind {kind} --source {source} --minutes {minutes} --draw {draw}"
-            needs = [made[kind], made["original"], module]
+            needs = [f"fine_tuning:target:{one}" for one in (kind, "original")]
             label = f"{kind}:{source}-{minutes}-minutes:draw-{draw}"
-            yield part(label, f"{name}.run", options, needs, makes)
-            files.append(makes)
-    yield {
-        "name": "page",
-        "actions": [(gather, [name, 1, files]), [sys.executable, "-m", "papers.readme", name]],
-        "file_dep": [*files, PAPERS / name / "figures.py"],
-        "targets": [PAPERS / name / "rows" / "garden-1.csv"],
-    }
+            yield draw_of_study(label, name, options, needs, files[-1])
+    yield page_of_study(name, files)
 
 
 def task_rows() -> Iterator[dict[str, Any]]:

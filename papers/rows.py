@@ -56,6 +56,7 @@ def _total(values: Sequence[float | None]) -> float:
 
 def write(path: Path, lines: Sequence[dict[str, Any]]) -> None:
     """Write lines as a table, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
     pd.DataFrame(lines).assign(claims=digest_of_claims()).to_csv(part, index=False)
     part.replace(path)
@@ -81,6 +82,6 @@ def read_quality() -> dict[int, dict[str, dict[str, float]]]:
 
 
 def read(name: str) -> pd.DataFrame:
-    """The committed rows of a paper, of all gardens."""
-    files = sorted((PAPERS / name / "rows").glob("garden-*.csv"))
+    """The committed rows of a paper, of all gardens and draws."""
+    files = sorted((PAPERS / name / "rows").glob("*.csv"))
     return pd.concat(map(pd.read_csv, files), ignore_index=True)

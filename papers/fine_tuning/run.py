@@ -21,6 +21,7 @@ from papers.garden import ROOT
 from papers.parallel_drafts.run import FOLDER as STARTS
 from papers.parallel_drafts.run import SETTINGS, TARGET, TEXT, aligned
 from papers.rows import write
+from papers.statistics import PAPERS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -64,14 +65,15 @@ def start() -> Path:
 
 
 def file_of(kind: str, source: str, minutes: float, draw: int) -> Path:
-    """Rows of a draw."""
-    return FOLDER / kind / f"{source}-{minutes:g}-minutes" / f"draw-{draw}" / "rows.csv"
+    """The file of a draw's rows, which is committed."""
+    name = f"{kind}-{source}-{minutes:g}-minutes-draw-{draw}.csv"
+    return PAPERS / "fine_tuning" / "rows" / name
 
 
 def run(kind: str, source: str, minutes: float, draw: int) -> None:
     """Align the draft with a target, and write its figures before and after."""
     file = file_of(kind, source, minutes, draw)
-    output = file.parent / "align"
+    output = FOLDER / kind / file.stem
     overrides = [f"target={target_of(kind)}", f"draft={start()}", f"output={output}", *SHARED]
     overrides += [f"max_seconds={60 * minutes}", f"seed={6000 + draw}", *SOURCES[source]]
     overrides += ["data.held_out_from_train=48", "evaluation.num_prompts=48"]

@@ -19,6 +19,7 @@ from paceline.results import FIGURES
 from paceline.train import AlignConfig, align
 from papers.garden import ROOT, folder_of
 from papers.rows import lines_of, write
+from papers.statistics import PAPERS
 
 if TYPE_CHECKING:
     from paceline.results import Row
@@ -78,8 +79,14 @@ def folder_of_draw(garden: int, layers: int, minutes: float, draw: int) -> Path:
     return folder_of(garden) / "parallel" / f"{layers}-layers-{minutes:g}-minutes" / f"draw-{draw}"
 
 
-def run(garden: int, layers: int, minutes: float, draw: int) -> Path:
-    """Make and measure the drafts of a draw. -> the file of its rows."""
+def rows_of_draw(garden: int, layers: int, minutes: float, draw: int) -> Path:
+    """The file of a draw's rows, which is committed."""
+    name = f"garden-{garden}-{layers}-layers-{minutes:g}-minutes-draw-{draw}.csv"
+    return PAPERS / "parallel_drafts" / "rows" / name
+
+
+def run(garden: int, layers: int, minutes: float, draw: int) -> None:
+    """Make and measure the drafts of a draw, and write its rows."""
     folder, seed = folder_of_draw(garden, layers, minutes, draw), 4000 * garden + draw
     start, seconds = FOLDER / f"start-{layers}", 60 * minutes
     drafts = {"ordinary": aligned(folder / "ordinary", start, seconds, seed)}
@@ -95,8 +102,7 @@ def run(garden: int, layers: int, minutes: float, draw: int) -> Path:
                 labels = {"garden": garden, "draw": draw, "layers": layers, "minutes": minutes}
                 made = lines_of(rows, **labels, arm=name, parallel=parallel)
                 lines += [line | timed(row) for line, row in zip(made, rows, strict=True)]
-    write(folder / "rows.csv", lines)
-    return folder / "rows.csv"
+    write(rows_of_draw(garden, layers, minutes, draw), lines)
 
 
 def timed(row: Row) -> dict[str, Any]:
