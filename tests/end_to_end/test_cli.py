@@ -127,7 +127,8 @@ def test_a_result_may_begin_with_a_byte_order_mark_and_an_unknown_bound_is_null(
     run: Run, folder: Path, tmp_path: Path
 ):
     given = (*_pair(folder), "--prompts", folder / "corpus.jsonl", *MEASURE, "--json")
-    _, out, _ = run("measure", *given, *sets(timed_prompts=1))
+    _, out, err = run("measure", *given, *sets(timed_prompts=1))
+    assert ["TOO FEW", "acceptance"] == re.findall(r"^(TOO FEW|acceptance|\{)", err, re.MULTILINE)
     speedup = json.loads(out, parse_constant=_no_constant)["figures"][-1]["speedup"]
     assert (speedup["low"], speedup["high"]) == (0, None)
     file = tmp_path / "measured.json"

@@ -202,6 +202,8 @@ def test_a_dry_run_reads_no_weights_and_leaves_nothing(
     assert "llama of 4 layers" in out
     assert out.endswith("These checks passed. Nothing was run.\n")
     assert not (tmp_path / "out").exists()
+    if command == "measure":
+        assert "(fewer than num_prompts 32) of " in out
     if command in ("measure", "perplexity"):
         _, printed, _ = run(
             command, *arguments(command, pair_folder, tmp_path), "--dry-run", "--json"

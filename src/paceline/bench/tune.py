@@ -15,6 +15,7 @@ target even if its random answers above temperature 0 score lower. Steps 1 to 3 
 from __future__ import annotations
 
 import logging
+import math
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -142,8 +143,8 @@ def _tune(
         bound.tried(measured, row, choosing.decoding_of(row), "choosing") for row in measured.rows
     ]
     order = list(map(choosing.decoding_of, bound.test_order(measured)))
-    exact = [one.decoding for one in tried if is_lossless(one.row)]
-    proven = config.quality_floor is not None and any(one in order for one in exact)
+    exact = any(is_lossless(one.row) and one.decoding in order for one in tried)
+    proven = exact and (config.quality_floor or math.inf) <= 1
     words = f"{len(order)}{', of which lossless decoding meets the floor by proof' * proven}"
     _log.info("note: settings to measure on other examples, until one fails: %s", words)
     tests = confirm(order, lambda decoding: _test(bound, confirming, decoding))

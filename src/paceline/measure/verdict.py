@@ -81,10 +81,10 @@ def decide(acceptance: Interval, best: Row, requests: Row, *, disturbed: bool = 
     requests are interleaved.
     """
     where = f"at gamma {gamma_of(best)}"
-    standing = f"acceptance {acceptance.value:.3f}" if disturbed else _standing(acceptance, best)
     speedup = FIGURES["speedup"].measure(requests)
-    if speedup.low <= 1 and f"is {_ABOVE}" in standing:
-        standing += ", which leaves out prompts and the work between passes"
+    standing = f"acceptance {acceptance.value:.3f}"
+    if not disturbed:
+        standing = _standing(acceptance, best, faster=speedup.low > 1)
     return _by_requests(speedup, requests, where, standing, "timed_prompts")
 
 
@@ -172,12 +172,16 @@ def _by_interval(figure: str, gamma: int, speedup: Interval, standing: str, advi
     return Verdict(go=False, decided=False, includes_one=True, gamma=gamma, reason=reason)
 
 
-def _standing(acceptance: Interval, best: Row) -> str:
+def _standing(acceptance: Interval, best: Row, *, faster: bool = True) -> str:
+    """Acceptance and break-even; `faster`: whether requests were faster with the draft."""
     if "break_even_acceptance" not in best.totals:
         return f"no acceptance breaks even at gamma {gamma_of(best)}"
     needed = needed_acceptance(best)
     side = _side(needed, acceptance)
-    return f"acceptance {acceptance.value:.3f} is {side} the break-even {needed.value:.3f}"
+    words = f"acceptance {acceptance.value:.3f} is {side} the break-even {needed.value:.3f}"
+    if side == "above" and not faster:
+        return f"{words}, which leaves out prompts and the work between passes"
+    return words
 
 
 def needed_acceptance(row: Row) -> Interval:
@@ -186,13 +190,10 @@ def needed_acceptance(row: Row) -> Interval:
     return Interval(value, *row.bounds.get("break_even_acceptance", (value, value)))
 
 
-_ABOVE = "above"
-
-
 def _side(border: Interval, figure: Interval) -> str:
     """Where the whole interval of a figure lies."""
     if figure.low > border.high:
-        return _ABOVE
+        return "above"
     return "below" if figure.high < border.low else "near"
 
 
