@@ -128,7 +128,7 @@ def test_a_result_may_begin_with_a_byte_order_mark_and_an_unknown_bound_is_null(
 ):
     given = (*_pair(folder), "--prompts", folder / "corpus.jsonl", *MEASURE, "--json")
     _, out, err = run("measure", *given, *sets(timed_prompts=1))
-    assert ["TOO FEW", "acceptance"] == re.findall(r"^(TOO FEW|acceptance|\{)", err, re.MULTILINE)
+    assert re.findall(r"^(TOO FEW|acceptance|\{)", err, re.MULTILINE) == ["TOO FEW", "acceptance"]
     speedup = json.loads(out, parse_constant=_no_constant)["figures"][-1]["speedup"]
     assert (speedup["low"], speedup["high"]) == (0, None)
     file = tmp_path / "measured.json"
